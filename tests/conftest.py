@@ -1,0 +1,40 @@
+"""Shape and type annotations are checked at run time, but only under test."""
+
+import importlib
+import pkgutil
+import typing
+from collections.abc import Iterator
+
+import pytest
+import torch
+from hypothesis import settings
+from jaxtyping import config, install_import_hook
+
+# The annotations' names are imported under TYPE_CHECKING: the library does not depend on jaxtyping. What others import
+# under it is not always there, so they come first.
+for other in ("tests.typecheck", "matplotlib.pyplot", "rich.table", "tyro"):
+    importlib.import_module(other)
+typing.TYPE_CHECKING = True
+with install_import_hook("unitvar", "tests.typecheck.check"):
+    import unitvar
+
+    for module in pkgutil.walk_packages(unitvar.__path__, "unitvar."):
+        importlib.import_module(module.name)
+typing.TYPE_CHECKING = False
+
+# Deterministic, and no deadline: the machine is shared.
+settings.register_profile("unitvar", deadline=None, derandomize=True, max_examples=50)
+settings.load_profile("unitvar")
+
+
+@pytest.fixture
+def untyped() -> Iterator[None]:
+    """Let a wrong type through to the library's own errors, which is what a user meets."""
+    config.update("jaxtyping_disable", True)
+    yield
+    config.update("jaxtyping_disable", False)
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(0)
