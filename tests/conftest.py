@@ -22,6 +22,9 @@ with install_import_hook("unitvar", "tests.typecheck.check"):
         importlib.import_module(module.name)
 typing.TYPE_CHECKING = False
 
+# One test process a core (pytest -n) instead of many threads for small tensors.
+torch.set_num_threads(1)
+
 # Deterministic, and no deadline: the machine is shared.
 settings.register_profile("unitvar", deadline=None, derandomize=True, max_examples=50)
 settings.load_profile("unitvar")

@@ -71,12 +71,8 @@ REFERENCES = [
     Reference("logsigmoid", lambda x: -mp.log1p(mp.exp(-x)), lambda x: _sigmoid(-x)),
     Reference("softsign", lambda x: x / (1 + abs(x)), lambda x: 1 / (1 + abs(x)) ** 2, [0]),
     Reference("tanhshrink", lambda x: x - mp.tanh(x), lambda x: mp.tanh(x) ** 2),
-    Reference(
-        "hardtanh", lambda x: min(max(x, mpf(-1)), mpf(1)), lambda x: mpf(-1 < x < 1), [-1, 1]
-    ),
-    Reference(
-        "hardsigmoid", lambda x: min(max(x / 6 + 0.5, mpf(0)), mpf(1)), lambda x: mpf(-3 < x < 3) / 6, [-3, 3]
-    ),
+    Reference("hardtanh", lambda x: min(max(x, mpf(-1)), mpf(1)), lambda x: mpf(-1 < x < 1), [-1, 1]),
+    Reference("hardsigmoid", lambda x: min(max(x / 6 + 0.5, mpf(0)), mpf(1)), lambda x: mpf(-3 < x < 3) / 6, [-3, 3]),
     Reference(
         "hardswish",
         lambda x: x * min(max(x + 3, mpf(0)), mpf(6)) / 6,
@@ -84,9 +80,7 @@ REFERENCES = [
         [-3, 3],
     ),
     Reference("hardshrink", lambda x: x * (abs(x) > 0.5), lambda x: mpf(abs(x) > 0.5), [-0.5, 0.5]),
-    Reference(
-        "softshrink", lambda x: mp.sign(x) * max(abs(x) - 0.5, mpf(0)), lambda x: mpf(abs(x) > 0.5), [-0.5, 0.5]
-    ),
+    Reference("softshrink", lambda x: mp.sign(x) * max(abs(x) - 0.5, mpf(0)), lambda x: mpf(abs(x) > 0.5), [-0.5, 0.5]),
     Reference(nn.Threshold(0.3, -2.0), lambda x: x if x > mpf(0.3) else mpf(-2), lambda x: mpf(x > mpf(0.3)), [0.3]),
     Reference("sin", mp.sin, mp.cos),
     Reference("erf", mp.erf, lambda x: 2 / mp.sqrt(mp.pi) * mp.exp(-x * x)),

@@ -52,9 +52,9 @@ def activation_moments(fn: Activation, mean: float = 0.0, std: float = 1.0) -> A
     form where one is known, else by adaptive Gauss–Kronrod quadrature in float64, split wherever f or f' jumps.
 
     Args:
-        fn: a name (``"relu"``; see ``unitvar.activations.NAMES``), an ``nn.Module``, a torch function or any elementwise
-            callable, which is given 1-D float64 tensors. ``None``, the unknown activation, halves the second moment
-            whatever its size (the paper's default factors of 0.5).
+        fn: a name (``"relu"``; see ``unitvar.activations.NAMES``), an ``nn.Module``, a torch function or any
+            elementwise callable, which is given 1-D float64 tensors. ``None``, the unknown activation, halves the
+            second moment whatever its size (the paper's default factors of 0.5).
         mean: the mean of its input.
         std: the standard deviation of its input; at 0, the values at the mean.
 

@@ -1,9 +1,9 @@
 r"""Closed forms: activations that are, piece by piece, sums of :math:`c\, x^k e^{\lambda x}`.
 
 Such functions are closed under products and derivatives, and their Gaussian moments over an interval are those of a
-truncated normal: completing the square,
-:math:`E[x^k e^{\lambda x} 1_{a<x<b}] = e^{\lambda\mu + \lambda^2\sigma^2/2}\, M_k`, where :math:`M_k` is the k-th moment
-of :math:`N(\mu + \lambda\sigma^2, \sigma^2)` restricted to (a, b).
+truncated normal: completing the square, :math:`E[x^k e^{\lambda x} 1_{a<x<b}]` is
+:math:`e^{\lambda\mu + \lambda^2\sigma^2/2}\, M_k`, where :math:`M_k` is the k-th moment of
+:math:`N(\mu + \lambda\sigma^2, \sigma^2)` restricted to (a, b).
 """
 
 from __future__ import annotations

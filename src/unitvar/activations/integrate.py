@@ -83,8 +83,8 @@ def _support(integrand: _Integrand) -> tuple[Array, Array]:
             break
         reach = min(1.5 * reach, _FARTHEST)
     raise ValueError(
-        f"{integrand.fn.label} is not integrable under N({integrand.mean:g}, {integrand.std:g}²): its square grows faster "
-        "than the density falls. Choose a smaller std."
+        f"{integrand.fn.label} is not integrable under N({integrand.mean:g}, {integrand.std:g}²): its square grows "
+        "faster than the density falls. Choose a smaller std."
     )
 
 
@@ -96,7 +96,8 @@ def _edges(integrand: _Integrand, grid: Array) -> Array:
         [np.linspace(low, high, 17), (whole - integrand.mean) / integrand.std, _jumps(integrand, grid)]
     )
     edges = np.unique(edges[(edges >= low) & (edges <= high)])
-    return edges[np.concatenate([[True], np.diff(edges) > 1e-13 * np.maximum(1, np.abs(edges[1:]))])]
+    apart: Array = edges[np.concatenate([[True], np.diff(edges) > 1e-13 * np.maximum(1, np.abs(edges[1:]))])]
+    return apart
 
 
 def _jumps(integrand: _Integrand, grid: Array) -> Array:

@@ -101,7 +101,7 @@ def resolve(fn: object) -> str | nn.Module | Callable[[Tensor], Tensor]:
     if isinstance(fn, type) and issubclass(fn, nn.Module):
         raise TypeError(f"{fn.__name__} is a class; pass an instance, {fn.__name__}().")
     if isinstance(fn, type) and issubclass(fn, torch.autograd.Function):
-        return fn.apply  # type: ignore[no-any-return]
+        return fn.apply
     if callable(fn):
         try:
             return _FUNCTIONS.get(fn, fn)
