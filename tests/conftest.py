@@ -2,6 +2,7 @@
 
 import importlib
 import pkgutil
+import sys
 import typing
 from collections.abc import Iterator
 
@@ -10,16 +11,22 @@ import torch
 from hypothesis import settings
 from jaxtyping import config, install_import_hook
 
+
+def import_all() -> None:
+    for module in pkgutil.walk_packages(importlib.import_module("unitvar").__path__, "unitvar."):
+        importlib.import_module(module.name)
+
+
 # The annotations' names are imported under TYPE_CHECKING: the library does not depend on jaxtyping. What others import
-# under it is not always there, so they come first.
-for other in ("tests.typecheck", "matplotlib.pyplot", "rich.table", "tyro"):
+# under it is not always there, so they are imported first, by way of a first import of the library that is thrown away.
+for other in ("tests.typecheck", "matplotlib.pyplot"):
     importlib.import_module(other)
+import_all()
+for name in [name for name in sys.modules if name.partition(".")[0] == "unitvar"]:
+    del sys.modules[name]
 typing.TYPE_CHECKING = True
 with install_import_hook("unitvar", "tests.typecheck.check"):
-    import unitvar
-
-    for module in pkgutil.walk_packages(unitvar.__path__, "unitvar."):
-        importlib.import_module(module.name)
+    import_all()
 typing.TYPE_CHECKING = False
 
 # One test process a core (pytest -n) instead of many threads for small tensors.

@@ -1,9 +1,62 @@
-"""What holds for the package as a whole."""
+"""What holds for the package as a whole: what importing it costs, and that what its pages say runs."""
 
+import doctest
+import importlib
+import pkgutil
+import re
+import subprocess
+import sys
 from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+import torch
 
 import unitvar
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
 def test_version_is_the_one_installed() -> None:
     assert unitvar.__version__ == version("unitvar")
+    assert f"version: {unitvar.__version__}" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+
+
+def test_import_brings_nothing_that_torch_does_not() -> None:
+    """Modules are what an import costs: scipy's and every optional package's wait for their first use."""
+    script = "import sys, torch; before = set(sys.modules); import unitvar; print(*(set(sys.modules) - before))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    new = {name for name in done.stdout.split() if not name.startswith("unitvar")}
+    packages = {name.partition(".")[0] for name in new}
+    assert packages <= sys.stdlib_module_names | {"numpy", "torch"}
+
+
+@pytest.mark.parametrize("module", [m.name for m in pkgutil.walk_packages(unitvar.__path__, "unitvar.")])
+def test_docstrings_run(module: str) -> None:
+    found = importlib.import_module(module)
+    results = doctest.testmod(found, extraglobs={"torch": torch})
+    assert results.failed == 0
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_snippets_of_a_page_run(page: Path, tmp_path: Path) -> None:
+    """Every Python block of a page, in order, in one fresh interpreter, with warnings as errors."""
+    blocks = re.findall(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    done = subprocess.run(
+        [sys.executable, "-W", "error::UserWarning", "-c", "\n".join(blocks)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    # What a page says a line prints, it prints.
+    promised = re.findall(r"^print\(.*?\)  # (.*)$", "\n".join(blocks), re.MULTILINE)
+    assert [line for line in done.stdout.splitlines() if line] == promised
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md"], ids=lambda p: p.name)
+def test_links_of_a_page_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\((?!https?://|#)([^)#]+)", page.read_text(encoding="utf-8")):
+        assert (page.parent / target).exists(), target

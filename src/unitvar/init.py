@@ -75,10 +75,10 @@ def gain(
         raise ValueError(f"next_nonlinearity and next_dropout belong to mode='paper'; mode={mode!r} does not use them.")
     if not 0 < fan_ratio < math.inf:
         raise ValueError(f"fan_ratio={fan_ratio!r} is not a positive number; it is fan_out / fan_in.")
-    keep = 1.0 - _drop_rate("dropout", dropout)
+    keep = 1.0 - drop_rate("dropout", dropout)
     before = activation_moments(nonlinearity)
     if mode == "paper":
-        keep_next = keep if next_dropout is ... else 1.0 - _drop_rate("next_dropout", next_dropout)
+        keep_next = keep if next_dropout is ... else 1.0 - drop_rate("next_dropout", next_dropout)
         after = before if next_nonlinearity is ... else activation_moments(next_nonlinearity)
         loss = before.second / keep + fan_ratio * keep_next * after.slope
     else:
@@ -95,7 +95,7 @@ def gain(
     return 1 / math.sqrt(loss)
 
 
-def _drop_rate(name: str, value: float) -> float:
+def drop_rate(name: str, value: float) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f"{name}={value!r} is not a number; pass the drop probability, as in nn.Dropout(p).")
     if not 0 <= value < 1:
@@ -190,7 +190,7 @@ def sphere_(
 
     Example:
         >>> w = sphere_(torch.empty(5, 3), "relu", dropout=0.5)
-        >>> w.norm(dim=1)
+        >>> w.norm(dim=1).round(decimals=4)
         tensor([1., 1., 1., 1., 1.])
     """
     fan = fans(weight, transposed=transposed, groups=groups, stride=stride)

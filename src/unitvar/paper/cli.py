@@ -1,0 +1,33 @@
+"""The command line: every subcommand is a frozen dataclass with a run method."""
+
+from __future__ import annotations
+
+import sys
+
+__all__ = ["main"]
+
+_DESCRIPTION = (
+    "Unit variance for PyTorch networks with dropout: the paper's tables and figures, and tools for your own."
+)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run one subcommand; return the exit status."""
+    try:
+        import matplotlib as _matplotlib  # noqa: F401
+        import rich.console
+        import tyro
+    except ImportError as error:
+        sys.stderr.write(f"The unitvar command needs {error.name}: pip install 'unitvar[paper]'\n")
+        return 1
+    from unitvar.paper.commands import COMMANDS
+
+    arguments = sys.argv[1:] if arguments is None else arguments
+    # Without a subcommand there is nothing to run: show what there is.
+    command = tyro.cli(COMMANDS, prog="unitvar", description=_DESCRIPTION, args=arguments or ["--help"])
+    try:
+        command.run(rich.console.Console())
+    except (ValueError, TypeError) as error:
+        sys.stderr.write(f"unitvar: {error}\n")
+        return 2
+    return 0

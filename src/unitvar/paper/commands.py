@@ -1,0 +1,37 @@
+"""The subcommands of the command line, and the one that runs them all."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, TypeAlias
+
+import tyro
+from rich.console import Console
+
+from unitvar.paper.stability import Stability
+from unitvar.paper.table1 import ActivationsCommand, Table1
+
+__all__ = ["COMMANDS", "Reproduce"]
+
+
+@dataclass(frozen=True)
+class Reproduce:
+    """Every table and figure, at a size for two CPU cores."""
+
+    out: Path = Path("results")
+    """Folder for the results."""
+
+    def run(self, console: Console) -> None:
+        """Run each experiment in turn."""
+        for experiment in (Table1(out=self.out), Stability(out=self.out)):
+            experiment.run(console)
+            console.print()
+
+
+COMMANDS: TypeAlias = (
+    Annotated[Reproduce, tyro.conf.subcommand("reproduce")]
+    | Annotated[Table1, tyro.conf.subcommand("table1")]
+    | Annotated[Stability, tyro.conf.subcommand("stability")]
+    | Annotated[ActivationsCommand, tyro.conf.subcommand("activations")]
+)

@@ -1,0 +1,65 @@
+"""Results on disk: JSON with the environment beside the numbers, written whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from importlib.metadata import version
+from pathlib import Path
+
+import torch
+
+__all__ = ["environment", "save"]
+
+
+def environment() -> dict[str, object]:
+    """Describe what a number was computed with."""
+    return {
+        "python": platform.python_version(),
+        **{name: version(name) for name in ("unitvar", "torch", "numpy", "scipy")},
+        "commit": _commit(),
+        "machine": platform.machine(),
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+    }
+
+
+def save(path: Path, payload: Mapping[str, object]) -> Path:
+    """Write payload and the environment as JSON, atomically; return the path."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = json.dumps({**payload, "environment": environment()}, indent=2, ensure_ascii=False) + "\n"
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".partial")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+        os.chmod(temporary, 0o644)  # mkstemp is for secrets; a result is not one
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+    return path
+
+
+def _commit() -> str | None:
+    """Return the commit of the source tree, marked if it has changed since; None outside a checkout."""
+    git = ["git", "-C", str(Path(__file__).parent)]
+    try:
+        commit = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
+        changed = subprocess.run([*git, "status", "--porcelain", "--", "."], capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return commit + ("+changes" if changed.stdout else "")
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor()

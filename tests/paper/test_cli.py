@@ -1,0 +1,70 @@
+"""The command line, as a user meets it: in a process of its own, piped."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+def run(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    command = [str(Path(sys.executable).parent / "unitvar"), *arguments]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False, timeout=300)
+
+
+def test_table1_prints_and_saves(tmp_path: Path) -> None:
+    done = run("table1", "--out", "found", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert all(word in done.stdout for word in ("0.216 ✗", "0.4644", "0.444 ✗", "0.4559", "0.671 ✗", "0.6681"))
+    assert max(len(line) for line in done.stdout.splitlines()) <= 80
+    assert "…" not in done.stdout
+    saved = json.loads((tmp_path / "found" / "table1.json").read_text(encoding="utf-8"))
+    assert [row["name"] for row in saved["rows"]] == ["identity", "relu", "gelu", "tanh", "elu"]
+
+
+def test_reproduce_runs_every_experiment(tmp_path: Path) -> None:
+    done = run("reproduce", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert {path.name for path in (tmp_path / "results").iterdir()} == {
+        "table1.json",
+        "stability.json",
+        "stability.png",
+    }
+
+
+def test_activations_takes_names_import_paths_and_the_users_own(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("import torch\n\ndef act(x):\n    return torch.tanh(x) + 2\n")
+    done = run("activations", "relu", "torch.nn.functional.silu", "torch.nn.ELU", "mine:act", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert all(word in done.stdout for word in ("0.3558", "0.6449", "4.3943", "torch.nn.functional.silu"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["rleu"], "did you mean 'relu'"),
+        (["nowhere.act"], "'nowhere.act' cannot be imported"),
+        (["torch.nn.nothing"], "cannot be imported"),
+        (["torch.nn.functional.softmax"], "softmax"),
+        (["relu", "--dropout", "1"], r"dropout=1.0 is not in [0, 1)"),
+        (["relu", "--std", "-1"], "std=-1.0 is negative"),
+    ],
+)
+def test_errors_are_one_clear_line(tmp_path: Path, arguments: list[str], message: str) -> None:
+    done = run("activations", *arguments, cwd=tmp_path)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_without_arguments_it_says_what_there_is(tmp_path: Path) -> None:
+    done = run(cwd=tmp_path)
+    assert all(word in done.stdout for word in ("reproduce", "table1", "activations"))
+
+
+def test_without_the_extra_it_says_what_to_install(tmp_path: Path) -> None:
+    script = "import sys; sys.modules['tyro'] = None; from unitvar.paper.cli import main; sys.exit(main(['table1']))"
+    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "pip install 'unitvar[paper]'" in done.stderr

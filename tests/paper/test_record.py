@@ -1,0 +1,31 @@
+"""record: whole or not at all."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from unitvar.paper import record
+
+
+def test_saves_numbers_with_their_environment(tmp_path: Path) -> None:
+    path = record.save(tmp_path / "new" / "a.json", {"x": [1, 2.5]})
+    saved = json.loads(path.read_text(encoding="utf-8"))
+    assert saved["x"] == [1, 2.5]
+    assert {"python", "torch", "commit", "cores", "threads"} <= saved["environment"].keys()
+
+
+def test_a_failure_leaves_the_old_file_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = record.save(tmp_path / "a.json", {"x": 1})
+    before = path.read_bytes()
+    with pytest.raises(TypeError):
+        record.save(path, {"x": object()})
+
+    def fail(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("os.replace", fail)
+    with pytest.raises(KeyboardInterrupt):
+        record.save(path, {"x": 2})
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
