@@ -1,0 +1,194 @@
+"""Watching what reaches each BatchNorm, while it normalises with that batch's own statistics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.overrides import TorchFunctionMode
+
+from .moments import Moments, Spread, batch_moments
+
+
+class Reached(BaseException):
+    """End a forward pass at the layer it was for. Not an Exception, so that no handler inside a model catches it."""
+
+
+class Layer:
+    """Gather the values of one BatchNorm: of the current batch, and of all batches before it."""
+
+    def __init__(self, name: str, module: _BatchNorm) -> None:  # noqa: D107
+        self.name = name
+        self.module = module
+        self.old: tuple[Tensor, Tensor] | None = None  # running mean and variance before anything was written
+        self.final = False  # the running statistics are what they should be: normalise with them, gather nothing
+        self.functional = False  # an overridden forward that calls F.batch_norm, whose input is what counts
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget all values."""
+        self.pooled: Moments | None = None
+        self.current: Moments | None = None
+        self.spread = Spread()
+        self.uses = 0  # in the current batch
+        self.most_uses = 0
+
+    def drop_batch(self) -> None:
+        """Forget the current batch."""
+        self.current, self.uses = None, 0
+
+    def keep_batch(self) -> None:
+        """Pool the current batch with those before it."""
+        if self.current is not None:
+            self.pooled = self.current if self.pooled is None else self.pooled.merge(self.current)
+            self.spread.add(self.current)
+        self.most_uses = max(self.most_uses, self.uses)
+        self.drop_batch()
+
+    def remember(self) -> None:
+        """Note the statistics found, once; a lazy layer has none before its first input."""
+        if self.old is None:
+            mean, var = self.buffers
+            self.old = mean.clone(), var.clone()
+
+    @property
+    def buffers(self) -> tuple[Tensor, Tensor]:
+        """Give the running mean and variance."""
+        mean, var = self.module.running_mean, self.module.running_var
+        assert mean is not None
+        assert var is not None
+        return mean, var
+
+    def write(self, mean: Tensor, var: Tensor) -> None:
+        """Set the running statistics in place."""
+        with torch.no_grad():
+            for buffer, value in zip(self.buffers, (mean, var), strict=True):
+                buffer.copy_(value)
+
+    def finish(self, stats: str) -> None:
+        """Set the running statistics to those of all values; the variance as torch stores it, unbiased."""
+        assert self.pooled is not None
+        assert self.old is not None
+        self.write(self.pooled.mean if stats == "both" else self.old[0], self.pooled.unbiased)
+
+
+class Observer:
+    """Stand between each layer and its input for as long as it is attached."""
+
+    def __init__(self, layers: Sequence[Layer]) -> None:  # noqa: D107
+        self.layers = layers
+        self.batch = 0
+        self.order: list[Layer] = []  # as first reached
+        self.later: set[Layer] = set()  # reached after another one, in some batch
+        self.until: Layer | None = None  # where each forward pass may end
+        self._reached: Layer | None = None  # the first one of this batch
+
+    @contextmanager
+    def attached(self) -> Iterator[None]:
+        """Replace each layer's forward on the instance, so that it sees what user hooks have made of the input."""
+        saved = [(layer, vars(layer.module).get("forward")) for layer in self.layers]
+        try:
+            for layer, forward in saved:
+                vars(layer.module)["forward"] = self._watched(layer, forward)
+            yield
+        finally:
+            for layer, forward in saved:
+                vars(layer.module).pop("forward", None)
+                if forward is not None:
+                    vars(layer.module)["forward"] = forward
+
+    @contextmanager
+    def one_batch(self) -> Iterator[None]:
+        """Bracket one forward pass, whether or not it runs to its end."""
+        self._reached = None
+        for layer in self.layers:
+            layer.drop_batch()
+        with suppress(Reached):
+            yield
+
+    def keep_batch(self) -> None:
+        """Pool what the last forward pass gave."""
+        for layer in self.layers:
+            layer.keep_batch()
+
+    def _watched(self, layer: Layer, own: Callable[..., Any] | None) -> Callable[..., Any]:
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            # Looked up now: a lazy layer has another class by its first forward.
+            run = own if own is not None else type(layer.module).forward.__get__(layer.module)
+            plain = own is None and type(layer.module).forward in (_BatchNorm.forward, nn.SyncBatchNorm.forward)
+            x = next((value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)), None)
+            if plain:
+                self.see(layer, x)
+                return run(*args, **kwargs)
+            return self._overridden(layer, x, run, args, kwargs)
+
+        return forward
+
+    def _overridden(self, layer: Layer, x: Tensor | None, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Run a forward of the user's own, which may change the input before it normalises."""
+        before = layer.current, layer.uses
+        if not layer.functional:
+            self.see(layer, x)
+
+        def on_call(actual: Tensor) -> None:
+            if not layer.functional:
+                layer.functional = True
+                layer.current, layer.uses = before
+            self.see(layer, actual)
+
+        with _BatchNormCalls(layer, on_call):
+            return run(*args, **kwargs)
+
+    def see(self, layer: Layer, x: Tensor | None) -> None:
+        """Measure an input, and hand its statistics to the layer for normalising it."""
+        layer.remember()
+        channels = len(layer.buffers[0])
+        # Inputs that the layer will refuse are left for it to refuse, in its own words.
+        if layer.final or x is None or x.ndim < 2 or x.shape[1] != channels or not x.numel():
+            return
+        self._reached = self._reached or layer
+        if layer is not self._reached:
+            self.later.add(layer)
+        if layer not in self.order:
+            self.order.append(layer)
+        seen = batch_moments(x)
+        if not seen.finite:
+            bad = int((~torch.isfinite(seen.mean + seen.m2)).sum())
+            raise ValueError(
+                f"Batch {self.batch} brings NaN or infinity to BatchNorm {layer.name!r}, in {bad} of {channels} "
+                "channels: look at that batch, or at the layers before it. The model is as it was."
+            )
+        layer.uses += 1
+        layer.current = seen if layer.current is None else layer.current.merge(seen)
+        if layer is self.until:
+            raise Reached
+        if seen.count > 1:
+            layer.write(seen.mean, seen.biased)
+        elif layer.pooled is not None and layer.pooled.count > 1:
+            # Its own statistics would make a single value zero, and bias all layers after it.
+            layer.write(layer.pooled.mean, layer.pooled.biased)
+        elif layer.old is not None:
+            layer.write(*layer.old)
+
+
+class _BatchNormCalls(TorchFunctionMode):
+    """Catch the calls of F.batch_norm that use a layer's running mean."""
+
+    def __init__(self, layer: Layer, on_call: Callable[[Tensor], None]) -> None:
+        super().__init__()
+        self.layer = layer
+        self.on_call = on_call
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        position = {F.batch_norm: 1, torch.batch_norm: 3}.get(func)
+        if position is not None:
+            mean = kwargs["running_mean"] if "running_mean" in kwargs else args[position]
+            if mean is self.layer.module.running_mean:
+                self.on_call(kwargs["input"] if "input" in kwargs else args[0])
+        return func(*args, **kwargs)

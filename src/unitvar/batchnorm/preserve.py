@@ -1,0 +1,114 @@
+"""Leaving a model as it was: buffers, flags, random state and layers that are not initialised yet."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from ..stochastic import RandomState, evaluating, random_state_kept
+
+
+@contextmanager
+def preserved(model: nn.Module) -> Iterator[RandomState]:
+    """Run a block in evaluation mode without gradients, and put back all that it changes.
+
+    Buffers keep identity and bits; training flags and random state return. Lazy layers that the block initialises stay
+    initialised if it succeeds, and are as they were if it fails.
+
+    Args:
+        model: the model that the block runs.
+
+    Returns:
+        A context manager that gives the random state on entry.
+    """
+    with ExitStack() as stack:
+        start = stack.enter_context(random_state_kept(model))
+        stack.enter_context(_lazy_on_failure(model))
+        stack.enter_context(_buffers_kept(model))
+        stack.enter_context(evaluating(model))
+        stack.enter_context(torch.no_grad())
+        if "torch._dynamo" in sys.modules:  # only then can anything be compiled; compiled code would skip what we watch
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
+        yield start
+
+
+@contextmanager
+def _buffers_kept(model: nn.Module) -> Iterator[None]:
+    homes = [(module, dict(module._buffers)) for module in model.modules()]
+    copies = {
+        id(buffer): (buffer, buffer.detach().clone())
+        for _, buffers in homes
+        for buffer in buffers.values()
+        if buffer is not None and not is_lazy(buffer)
+    }
+    try:
+        yield
+    finally:
+        for module, buffers in homes:
+            for name, buffer in buffers.items():
+                if module._buffers.get(name) is not buffer:
+                    module._buffers[name] = buffer
+        with torch.no_grad():
+            for buffer, copy in copies.values():
+                if not _same_bits(buffer, copy):
+                    buffer.copy_(copy)
+
+
+def _same_bits(a: Tensor, b: Tensor) -> bool:
+    # Equal values with equal signs: -0.0 == 0.0. Writing only what changed spares buffers that cannot be written to.
+    return torch.equal(a, b) and (not a.is_floating_point() or torch.equal(a.signbit(), b.signbit()))
+
+
+@contextmanager
+def _lazy_on_failure(model: nn.Module) -> Iterator[None]:
+    saved = [_Uninitialised(module) for module in model.modules() if _waits(module)]
+    try:
+        yield
+    except BaseException:
+        for module in saved:
+            module.restore()
+        raise
+
+
+def uninitialised(model: nn.Module) -> list[str]:
+    """Name the lazy layers that no batch has reached yet."""
+    return [name for name, module in model.named_modules() if _waits(module)]
+
+
+def _waits(module: nn.Module) -> bool:
+    return any(is_lazy(t) for t in (*module._parameters.values(), *module._buffers.values()) if t is not None)
+
+
+class _Uninitialised:
+    """Remember a lazy layer, which initialisation changes in class, attributes, hooks and tensors."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+        self.kind = type(module)
+        self.attributes = dict(vars(module))
+        # The handles of its hooks refer to these very dicts, so they are refilled, never replaced.
+        self.tables: list[tuple[dict[Any, Any], dict[Any, Any]]] = [
+            (table, dict(table)) for table in self.attributes.values() if isinstance(table, dict)
+        ]
+        self.tensors = [
+            (t, type(t), t.device, t.dtype)
+            for t in (*module._parameters.values(), *module._buffers.values())
+            if t is not None and is_lazy(t)
+        ]
+
+    def restore(self) -> None:
+        for tensor, kind, device, dtype in self.tensors:
+            tensor.data = torch.empty(0, device=device, dtype=dtype)
+            tensor.__class__ = kind
+        for table, entries in self.tables:
+            table.clear()
+            table.update(entries)
+        self.module.__class__ = self.kind
+        vars(self.module).clear()
+        vars(self.module).update(self.attributes)

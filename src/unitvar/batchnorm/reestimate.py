@@ -1,0 +1,170 @@
+"""Re-estimation of BatchNorm statistics with dropout off."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import closing, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from . import ranks
+from .feed import Forward, inner
+from .methods import find_layers, one_pass, sequential
+from .observe import Layer, Observer
+from .preserve import preserved
+from .report import BatchNormChange, BatchNormReport
+from .sharded import gathered
+from .sweep import Sweep, progress_bar
+
+STATS = ("both", "var")
+METHODS = ("one-pass", "sequential")
+
+
+def reestimate_bn_(
+    model: nn.Module,
+    batches: Iterable[Any],
+    *,
+    stats: str = "both",
+    method: str = "one-pass",
+    forward: Forward | None = None,
+    max_batches: int | None = None,
+    tolerance: float | None = None,
+    frozen: bool = False,
+    progress: bool = False,
+    group: ranks.Group = None,
+) -> BatchNormReport:
+    """Set the running statistics of every BatchNorm to what they are with dropout off, in place.
+
+    Over batches ``b`` with ``n_b`` values a channel, mean ``m_b`` and biased variance ``v_b``,
+    ``mu = sum n_b m_b / N`` and ``var = sum n_b (v_b + (m_b - mu)²) / N``, pooled in float64. ``running_var`` gets
+    torch's convention, the unbiased ``var N / (N - 1)``. All else in the model, and the random state, is as before;
+    after a failure, everything is.
+
+    Args:
+        model: any model; wrapped by DistributedDataParallel, compiled or sharded by FSDP2 too.
+        batches: an iterable of tensors, of tuples or lists (the first element is the input), or of dicts (keyword
+            arguments). Shuffle: one-pass statistics of deep layers depend on what is batched together.
+        stats: ``"both"``, or ``"var"``, the paper's: the means are kept.
+        method: ``"one-pass"`` normalises each batch with its own statistics; ``"sequential"`` takes one layer at a
+            time, in execution order, with final statistics before it: exact for any batch size, at one pass a layer.
+        forward: ``forward(model, batch)`` runs a batch your way; it gets the inner module of a wrapped model.
+        max_batches: how many batches to use at most.
+        tolerance: stop once the relative standard error of the variance is below this in the worst channel.
+        frozen: also re-estimate layers in eval mode whose parameters take no gradient.
+        progress: show a tqdm bar.
+        group: the processes to merge over; None is the default group if there is one, False this process alone.
+
+    Returns:
+        What changed, layer by layer.
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(8, 4), nn.Dropout(0.5), nn.BatchNorm1d(4))
+        >>> report = reestimate_bn_(model, [torch.randn(32, 8) for _ in range(10)])
+        >>> report["2"].values
+        320
+    """
+    options = _Options(stats, method, forward, max_batches, tolerance, frozen, progress, group)
+    return _reestimate(model, batches, options)[0]
+
+
+@contextmanager
+def reestimated_bn(model: nn.Module, batches: Iterable[Any], **options: Any) -> Iterator[BatchNormReport]:
+    """Evaluate with re-estimated statistics, then have the old ones back.
+
+    Args:
+        model: as for :func:`reestimate_bn_`.
+        batches: as for :func:`reestimate_bn_`.
+        **options: as for :func:`reestimate_bn_`.
+
+    Returns:
+        A context manager that gives the report.
+
+    Example:
+        >>> model = nn.Sequential(nn.BatchNorm1d(2))
+        >>> with reestimated_bn(model, [torch.tensor([[1.0, 2.0], [3.0, 4.0]])]):
+        ...     model[0].running_mean
+        tensor([2., 3.])
+        >>> model[0].running_mean
+        tensor([0., 0.])
+    """
+    # The options are spelled out once, above.
+    defaults = reestimate_bn_.__kwdefaults__ or {}
+    if unknown := sorted(options.keys() - defaults.keys()):
+        raise TypeError(f"{unknown[0]!r} is not an option of reestimated_bn; they are {', '.join(defaults)}.")
+    report, layers = _reestimate(model, batches, _Options(**(defaults | options)))
+    try:
+        yield report
+    finally:
+        _put_back(layers)
+
+
+@dataclass(frozen=True)
+class _Options:
+    """Hold the options of one call, checked."""
+
+    stats: str
+    method: str
+    forward: Forward | None
+    max_batches: int | None
+    tolerance: float | None
+    frozen: bool
+    progress: bool
+    group: ranks.Group
+
+    def __post_init__(self) -> None:
+        for name, value, allowed in (("stats", self.stats, STATS), ("method", self.method, METHODS)):
+            if value not in allowed:
+                raise ValueError(f"{name}={value!r} is not one of {', '.join(map(repr, allowed))}.")
+        n = self.max_batches
+        if n is not None and (isinstance(n, bool) or not isinstance(n, int)):
+            raise TypeError(f"max_batches={n!r} is a {type(n).__name__}, not an int or None.")
+        if n is not None and n < 1:
+            raise ValueError(f"max_batches={n} is not at least 1; None uses all batches.")
+        if self.tolerance is not None and not self.tolerance > 0:
+            raise ValueError(f"tolerance={self.tolerance!r} is not above 0; 0.01 stops at 1 %, None uses all batches.")
+        if self.forward is not None and not callable(self.forward):
+            raise TypeError(f"forward={self.forward!r} is not a function of (model, batch).")
+
+
+def _reestimate(model: nn.Module, batches: Iterable[Any], options: _Options) -> tuple[BatchNormReport, list[Layer]]:
+    group = ranks.resolve(options.group)
+    model = inner(model)
+    layers, kept = find_layers(model, frozen=options.frozen)
+    observer = Observer(layers)
+    bar = progress_bar(batches, options.max_batches, ranks.first(group)) if options.progress else None
+    with closing(bar) if bar is not None else nullcontext(), preserved(model) as start, gathered(model):
+        sweep = Sweep(model, batches, observer, options.forward, bar)
+        gather = one_pass if options.method == "one-pass" else sequential
+        with observer.attached():
+            total = gather(sweep, options, start, group)
+    order = [layer for layer in observer.order if layer.pooled is not None]
+    _write(order, options.stats)
+    kept |= {layer.name: "not reached by any batch" for layer in layers if layer not in order}
+    changes = tuple(_change(layer) for layer in order)
+    return BatchNormReport(changes, kept, options.stats, options.method, total), order
+
+
+def _change(layer: Layer) -> BatchNormChange:
+    assert layer.pooled is not None
+    assert layer.old is not None
+    mean, var = layer.buffers
+    error = layer.spread.relative_error(layer.pooled)
+    values = layer.pooled.count
+    return BatchNormChange(layer.name, *layer.old, mean.clone(), var.clone(), values, layer.spread.batches, error)
+
+
+def _write(layers: list[Layer], stats: str) -> None:
+    try:
+        for layer in layers:
+            layer.finish(stats)
+    except BaseException:
+        _put_back(layers)
+        raise
+
+
+def _put_back(layers: list[Layer]) -> None:
+    for layer in layers:
+        if layer.old is not None:
+            layer.write(*layer.old)

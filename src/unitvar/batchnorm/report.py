@@ -1,0 +1,165 @@
+"""What re-estimation changed."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+WIDTH = 80
+COLUMNS = ("values", "old var", "new var", "new/old", "shift", "s.e.")
+NUMBER = 9  # characters a column, and the space before it
+
+
+@dataclass(frozen=True, eq=False)
+class BatchNormChange:
+    """Hold the statistics of one BatchNorm before and after, one value a channel.
+
+    ``standard_error`` is that of the new variance as a share of it, estimated from the spread between batches; NaN
+    where a single batch leaves nothing to compare.
+    """
+
+    name: str
+    old_mean: Tensor
+    old_var: Tensor
+    new_mean: Tensor
+    new_var: Tensor
+    values: int
+    batches: int
+    standard_error: Tensor
+
+    @property
+    def ratio(self) -> Tensor:
+        """Give new over old variance."""
+        return self.new_var.double() / self.old_var.double()
+
+    @property
+    def shift(self) -> Tensor:
+        """Give how far the mean moved, in units of the new standard deviation."""
+        moved = self.new_mean.double() - self.old_mean.double()
+        return torch.where(moved == 0, 0.0, moved / self.new_var.double().sqrt())
+
+    @property
+    def row(self) -> dict[str, str | int | float | None]:
+        """Summarise all channels: means of what is stored, the geometric mean of ratios, the root mean square shift."""
+        ratio = self.ratio
+        numbers = {
+            "old_mean": self.old_mean.double().mean(),
+            "new_mean": self.new_mean.double().mean(),
+            "old_var": self.old_var.double().mean(),
+            "new_var": self.new_var.double().mean(),
+            "ratio": ratio.log().mean().exp(),
+            "ratio_min": ratio.min(),
+            "ratio_max": ratio.max(),
+            "shift": self.shift.square().mean().sqrt(),
+            "shift_max": self.shift.abs().max(),
+            "standard_error": self.standard_error.max(),
+        }
+        row: dict[str, str | int | float | None] = {
+            "layer": self.name,
+            "channels": len(ratio),
+            "values": self.values,
+            "batches": self.batches,
+        }
+        # JSON knows neither NaN nor infinity.
+        return row | {key: float(x) if math.isfinite(x) else None for key, x in numbers.items()}
+
+
+@dataclass(frozen=True, eq=False)
+class BatchNormReport:
+    """List what changed, layer by layer in execution order, and what was kept.
+
+    Example:
+        >>> import torch, unitvar
+        >>> model = torch.nn.Sequential(torch.nn.BatchNorm1d(1))
+        >>> report = unitvar.reestimate_bn_(model, [torch.tensor([[1.0], [3.0], [8.0]])])
+        >>> report["0"].new_mean, report["0"].new_var
+        (tensor([4.]), tensor([13.]))
+    """
+
+    layers: tuple[BatchNormChange, ...]
+    kept: Mapping[str, str]
+    stats: str
+    method: str
+    batches: int
+
+    def __iter__(self) -> Iterator[BatchNormChange]:
+        return iter(self.layers)
+
+    def __getitem__(self, name: str) -> BatchNormChange:
+        for layer in self.layers:
+            if layer.name == name:
+                return layer
+        reason = self.kept.get(name)
+        known = ", ".join(repr(layer.name) for layer in self.layers)
+        raise KeyError(f"{name!r} was kept: {reason}." if reason else f"{name!r} is not one of {known}.")
+
+    @property
+    def rows(self) -> list[dict[str, str | int | float | None]]:
+        """Give one flat, JSON-ready dict a layer."""
+        return [layer.row for layer in self.layers]
+
+    def __str__(self) -> str:
+        rows = self.rows
+        room = WIDTH - NUMBER * len(COLUMNS)
+        wide = min(room, max([len("layer"), *(len(str(row["layer"])) for row in rows)]))
+        what = "mean and variance" if self.stats == "both" else "variance"
+        lines = [f"BatchNorm {what}, {self.method}, {self.batches} batches, {len(rows)} layers"]
+        lines.append("layer".ljust(wide) + "".join(head.rjust(NUMBER) for head in COLUMNS))
+        for row in rows:
+            *above, name = textwrap.wrap(str(row["layer"]), WIDTH, break_on_hyphens=False) or [""]
+            if len(name) > wide:  # too long to stand beside its numbers: it stands above them
+                above, name = [*above, name], ""
+            cells = (_count(row["values"]), *map(_number, (row["old_var"], row["new_var"], row["ratio"], row["shift"])))
+            lines += [*above, name.ljust(wide) + "".join(c.rjust(NUMBER) for c in (*cells, _percent(row)))]
+        for name, reason in self.kept.items():
+            lines += textwrap.wrap(f"kept: {name} ({reason})", WIDTH, subsequent_indent="  ")
+        return "\n".join(lines)
+
+    def plot(self, ax: Axes | None = None) -> Axes:
+        """Draw new over old variance by layer: the middle channel, and the middle 90 % of them.
+
+        Args:
+            ax: where to draw; by default matplotlib's current axes.
+
+        Returns:
+            The axes.
+        """
+        if ax is None:
+            try:
+                from matplotlib import pyplot as plt
+            except ImportError as error:
+                raise ImportError("plot() needs matplotlib: pip install 'unitvar[plot]'.") from error
+            ax = plt.gca()
+        levels = torch.tensor([0.05, 0.5, 0.95], dtype=torch.float64)
+        low, middle, high = torch.stack([layer.ratio.quantile(levels) for layer in self.layers], dim=1).tolist()
+        depth = range(1, len(self.layers) + 1)
+        ax.fill_between(depth, low, high, alpha=0.25, label="5–95 % of channels")
+        ax.plot(depth, middle, marker="o", label="median channel")
+        ax.axhline(1.0, color="grey", linewidth=0.8)
+        ax.set(yscale="log", xlabel="BatchNorm, in execution order", ylabel="new / old variance")
+        ax.legend()
+        return ax
+
+
+def _number(x: Any) -> str:
+    if x is None:
+        return "-"
+    return f"{x:.2e}" if x != 0 and not 1e-3 <= abs(x) < 1e5 else f"{x:.4g}"
+
+
+def _count(n: Any) -> str:
+    return f"{n}" if n < 10 ** (NUMBER - 1) else f"{n:.2e}"
+
+
+def _percent(row: Mapping[str, Any]) -> str:
+    error = row["standard_error"]
+    return "-" if error is None else f"{100 * error:.2g} %" if error < 10 else "> 999 %"

@@ -1,0 +1,119 @@
+"""Running batches through a model, once over the data."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
+
+from torch import nn
+
+from ..stochastic import RandomState, owned_generators, same
+from .feed import Forward, apply
+from .observe import Layer, Observer
+
+FEWEST = 5  # batches from which a standard error is believed
+
+
+@dataclass
+class Sweep:
+    """Run the same batches through a model as often as asked."""
+
+    model: nn.Module
+    batches: Iterable[Any]
+    observer: Observer
+    forward: Forward | None
+    bar: Any
+    looked_for_noise: bool = False
+    last: int = 0  # batches in the latest sweep
+    generators: list[Any] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.generators = owned_generators(self.model)
+
+    def run(self, limit: int | None, tolerance: float | None = None) -> int:
+        """Pass over the batches, up to a limit or until the variances are known well enough.
+
+        Args:
+            limit: how many batches at most; None for all.
+            tolerance: the relative standard error, in the worst channel, at which to stop; None to go on.
+
+        Returns:
+            The number of batches seen.
+        """
+        self.last = 0
+        for batch in islice(self.batches, limit):
+            self._one(batch, self.last)
+            self.last += 1
+            error = self.worst_error() if tolerance is not None or self.bar is not None else math.inf
+            if self.bar is not None:
+                if math.isfinite(error):
+                    self.bar.set_postfix_str(f"s.e. {100 * error:.2g} %", refresh=False)
+                self.bar.update()
+            if tolerance is not None and error < tolerance:
+                break
+        return self.last
+
+    def worst_error(self) -> float:
+        """Give the largest relative standard error of a variance, over channels and layers that were reached."""
+        worst = 0.0
+        for layer in self.observer.layers:
+            if layer.pooled is not None and not layer.final:
+                if layer.spread.batches < FEWEST:
+                    return math.inf
+                worst = max(worst, float(layer.spread.relative_error(layer.pooled).max()))
+        return worst
+
+    def _one(self, batch: Any, index: int) -> None:
+        self.observer.batch = index
+        # Reading the state costs microseconds, a second forward pass as much as the first.
+        before = RandomState.read(self.generators)
+        output = None
+        with self.observer.one_batch():
+            output = apply(self.model, batch, index, self.forward)
+        if not self.looked_for_noise and not RandomState.read(self.generators).same_as(before):
+            self._look_for_noise(batch, index, output)
+        self.observer.keep_batch()
+
+    def _look_for_noise(self, batch: Any, index: int, output: Any) -> None:
+        """Run a batch again that drew random numbers, and warn if the result differs."""
+        self.looked_for_noise = True
+        first = [(layer, layer.current, layer.uses) for layer in self.observer.layers]
+        again = None
+        with self.observer.one_batch():
+            again = apply(self.model, batch, index, self.forward)
+        differs = {layer for layer, current, _ in first if not _same_moments(current, layer)}
+        for layer, current, uses in first:
+            layer.current, layer.uses = current, uses
+        reached = [layer for layer in self.observer.order if layer in differs]
+        if reached or not same(output, again):
+            where = f"first at the input of BatchNorm {reached[0].name!r}" if reached else "after the last BatchNorm"
+            warnings.warn(
+                f"Two forward passes of batch {index} in eval mode differ, {where}: some code draws random numbers "
+                "whatever .eval() says, such as a bare F.dropout(x, 0.5), and its noise goes into the statistics. "
+                "Write F.dropout(x, 0.5, self.training), or use nn.Dropout.",
+                stacklevel=2,
+            )
+
+
+def _same_moments(current: Any, layer: Layer) -> bool:
+    if current is None or layer.current is None:
+        return current is layer.current
+    return same((current.mean, current.m2), (layer.current.mean, layer.current.m2))
+
+
+def progress_bar(batches: Iterable[Any], limit: int | None, show: bool) -> Any:
+    """Open a tqdm bar with as many steps as can be known; all ranks need tqdm, one shows it."""
+    try:
+        from tqdm.auto import tqdm  # type: ignore[import-untyped]
+    except ImportError as error:
+        raise ImportError("progress=True needs tqdm: pip install 'unitvar[progress]'.") from error
+    try:
+        total: int | None = len(batches)  # type: ignore[arg-type]
+    except TypeError:
+        total = None
+    known = [n for n in (total, limit) if n is not None]
+    return tqdm(total=min(known) if known else None, unit="batch", desc="BatchNorm", disable=not show)

@@ -1,0 +1,134 @@
+"""What is noise in a model, and switching it off."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+
+@contextmanager
+def dropout_off(model: nn.Module) -> Iterator[nn.Module]:
+    """Switch off every stochastic layer, while batch norms keep their mode.
+
+    Sets ``training = False`` on every module that is not a batch norm: all that follows ``self.training`` is off,
+    whether it is ``nn.Dropout``, dropout inside an LSTM or attention, or noise of your own. The flags themselves are
+    set, not ``.eval()`` called, so overridden ``train`` methods have no say. On exit each flag is as it was.
+
+    Args:
+        model: the model; it may be in any mode, each module in its own.
+
+    Returns:
+        A context manager that gives the model.
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.5))
+        >>> with dropout_off(model):
+        ...     [module.training for module in model]
+        [False, True, False]
+        >>> model[2].training
+        True
+    """
+    with _switched(module for module in model.modules() if not isinstance(module, _BatchNorm)):
+        yield model
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[nn.Module]:
+    """Switch every module to evaluation, batch norms too, and put each flag back."""
+    with _switched(model.modules()):
+        yield model
+
+
+@contextmanager
+def _switched(modules: Iterable[nn.Module]) -> Iterator[None]:
+    flags = [(module, module.training) for module in modules]
+    try:
+        for module, _ in flags:
+            module.training = False
+        yield
+    finally:
+        for module, flag in flags:
+            module.training = flag
+
+
+@dataclass(frozen=True, eq=False)
+class RandomState:
+    """Hold every generator a model is likely to draw from: torch's, Python's, numpy's and those it owns."""
+
+    torch_cpu: Tensor
+    accelerators: tuple[Tensor, ...]
+    python: object
+    numpy: Any
+    owned: tuple[tuple[torch.Generator, Tensor], ...]
+
+    @staticmethod
+    def read(owned: Iterable[torch.Generator] = ()) -> RandomState:
+        """Read all states as they stand."""
+        # numpy.random that nobody has imported is numpy.random that nobody draws from.
+        numpy_random = sys.modules.get("numpy.random")
+        return RandomState(
+            torch.get_rng_state(),
+            tuple(torch.cuda.get_rng_state_all()) if torch.cuda.is_initialized() else (),  # type: ignore[no-untyped-call]
+            random.getstate(),
+            numpy_random.get_state() if numpy_random else None,
+            tuple((generator, generator.get_state()) for generator in owned),
+        )
+
+    def restore(self) -> None:
+        """Put all states back."""
+        torch.set_rng_state(self.torch_cpu)
+        if self.accelerators:  # an accelerator first used in between keeps its state: there is none to go back to
+            torch.cuda.set_rng_state_all(self.accelerators)
+        random.setstate(self.python)  # type: ignore[arg-type]
+        if self.numpy is not None:
+            sys.modules["numpy.random"].set_state(self.numpy)
+        for generator, state in self.owned:
+            generator.set_state(state)
+
+    def same_as(self, other: RandomState) -> bool:
+        """Say whether nothing was drawn between the two readings."""
+        return (
+            same(self.torch_cpu, other.torch_cpu)
+            and same(self.accelerators, other.accelerators)
+            and self.python == other.python
+            and _plain(self.numpy) == _plain(other.numpy)
+            and same([s for _, s in self.owned], [s for _, s in other.owned])
+        )
+
+
+def _plain(numpy_state: Any) -> object:
+    return None if numpy_state is None else [v.tobytes() if hasattr(v, "tobytes") else v for v in numpy_state]
+
+
+def owned_generators(model: nn.Module) -> list[torch.Generator]:
+    """Find the generators that modules hold as attributes."""
+    return [value for m in model.modules() for value in vars(m).values() if isinstance(value, torch.Generator)]
+
+
+@contextmanager
+def random_state_kept(model: nn.Module) -> Iterator[RandomState]:
+    """Put every generator back where it was, however the block ends."""
+    state = RandomState.read(owned_generators(model))
+    try:
+        yield state
+    finally:
+        state.restore()
+
+
+def same(a: object, b: object) -> bool:
+    """Compare two nested structures of tensors bit by bit; what holds no tensors counts as equal."""
+    if isinstance(a, Tensor) and isinstance(b, Tensor):
+        return a.shape == b.shape and torch.allclose(a, b, rtol=0, atol=0, equal_nan=a.is_floating_point())
+    if isinstance(a, Mapping) and isinstance(b, Mapping):
+        return len(a) == len(b) and all(k in b and same(v, b[k]) for k, v in a.items())
+    if isinstance(a, (tuple, list)) and isinstance(b, (tuple, list)):
+        return len(a) == len(b) and all(map(same, a, b))
+    return True
