@@ -1,7 +1,7 @@
 """Claim: one-pass re-estimation costs at most 1.25 plain eval-mode passes, and 0.8 of what fvcore and update_bn cost.
 
 DenseNet-40-12 and a VGG with BatchNorm, dropout in both, batches of 64 at 32x32. All methods see the same batches,
-interleaved, in a new order every round; the numbers are medians of the ratios within a round. Run it on an idle machine:
+interleaved, in a new order every round; the numbers are medians of the ratios within a round. On an idle machine:
 
     python benchmarks/bench_bn.py [--rounds 7] [--batches 4]
 """
@@ -145,9 +145,8 @@ def main() -> None:
     Console().print(table)
     setup = {"batch": 64, "size": 32, "batches": arguments.batches, "rounds": arguments.rounds}
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    arguments.out.write_text(
-        json.dumps({"environment": environment(), "setup": setup, "models": models}, indent=1) + "\n"
-    )
+    record = {"environment": environment(), "setup": setup, "models": models}
+    arguments.out.write_text(json.dumps(record, indent=1) + "\n")
 
 
 if __name__ == "__main__":

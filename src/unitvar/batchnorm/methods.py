@@ -83,10 +83,8 @@ def one_pass(sweep: Sweep, options: Options, start: RandomState, group: ranks.Gr
     total = sum(rank.batches for rank in found)
     if total == 0:
         raise ValueError("batches is empty: there is nothing to estimate from. (An iterator that was already used?)")
-    by_name = {layer.name: layer for layer in sweep.observer.layers}
-    sweep.observer.order = [by_name[name] for name in dict.fromkeys(n for rank in found for n in rank.order)]
-    sweep.observer.later = {by_name[name] for rank in found for name in rank.later}
-    _pool(sweep.observer.order, found)
+    sweep.observer.sequences = {sequence: None for rank in found for sequence in rank.sequences}
+    _pool(sweep.observer.layers, found)
     return total
 
 
@@ -108,9 +106,10 @@ def sequential(sweep: Sweep, options: Options, start: RandomState, group: ranks.
     observer = sweep.observer
     start.restore()
     total = one_pass(sweep, options, start, group)
-    order, later = list(observer.order), set(observer.later)
+    order = execution_order(observer)
+    later = {name for sequence in observer.sequences for name in sequence[1:]}
     for position, layer in enumerate(order):
-        if layer in later and position > 0:
+        if layer.name in later and position > 0:
             observer.until = layer if layer.most_uses == 1 else None
             layer.clear()
             if sweep.bar is not None:
@@ -120,8 +119,23 @@ def sequential(sweep: Sweep, options: Options, start: RandomState, group: ranks.
             _pool([layer], ranks.gather(partial(_again, sweep, layer), group))
         layer.finish(options.stats)
         layer.final = True
-    observer.order = order
     return total
+
+
+def execution_order(observer: Observer) -> list[Layer]:
+    """Order the layers that were reached so that each comes after those that came before it in some batch.
+
+    Batches may take different ways. Where their orders contradict each other, the layer with the fewest left before it
+    goes first.
+    """
+    sequences = list(observer.sequences)
+    before = {name: {n for s in sequences if name in s for n in s[: s.index(name)]} for s in sequences for name in s}
+    order: list[str] = []
+    while before:
+        order.append(min(before, key=lambda name: len(before[name].difference(order))))
+        del before[order[-1]]
+    by_name = {layer.name: layer for layer in observer.layers}
+    return [by_name[name] for name in order]
 
 
 @dataclass(frozen=True)
@@ -129,8 +143,7 @@ class _Found:
     """What one rank sends to the others."""
 
     batches: int
-    order: list[str]
-    later: list[str]
+    sequences: list[tuple[str, ...]]
     layers: dict[str, tuple[Moments | None, Spread, int]]
 
 
@@ -157,8 +170,7 @@ def _again(sweep: Sweep, layer: Layer) -> _Found:
 def _found(batches: int, observer: Observer, layers: Sequence[Layer]) -> _Found:
     return _Found(
         batches,
-        [layer.name for layer in observer.order],
-        [layer.name for layer in observer.later],
+        list(observer.sequences),
         {layer.name: (layer.pooled, layer.spread, layer.most_uses) for layer in layers},
     )
 
@@ -177,4 +189,5 @@ def _pool(layers: Sequence[Layer], found: Sequence[_Found]) -> None:
                 f"BatchNorm {layer.name!r} saw a single value a channel in all batches, which has no variance: "
                 "pass more batches, or larger ones."
             )
-        layer.remember()  # if it was reached on other ranks only
+        if layer.pooled is not None:
+            layer.remember()  # it may have been reached on other ranks only

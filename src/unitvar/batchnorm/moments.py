@@ -9,6 +9,7 @@ from torch import Tensor
 
 # Float32 sums of squares lose mean²/var · 2⁻²⁴ of the variance. Beyond this ratio a channel is summed again, shifted.
 SHIFT_ABOVE = 16.0
+SMALL = 1 << 16  # elements up to which float64 throughout costs nothing
 ROWS = 64  # values a float32 partial sum runs over when channels come last
 ELEMENTS = 1 << 18  # squares are formed in pieces of this size, which stay in the cache
 
@@ -56,7 +57,9 @@ def batch_moments(x: Tensor) -> Moments:
     Returns:
         The moments over every dimension but the second, on the CPU.
     """
-    if x.dtype in (torch.float16, torch.bfloat16):
+    if x.numel() <= SMALL:
+        x = x.to(_widest(x), torch.float64)
+    elif x.dtype in (torch.float16, torch.bfloat16):
         x = x.float()
     moments = _shifted_where_needed(x)
     if not moments.finite and x.dtype == torch.float32:

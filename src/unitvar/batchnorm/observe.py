@@ -83,10 +83,9 @@ class Observer:
     def __init__(self, layers: Sequence[Layer]) -> None:  # noqa: D107
         self.layers = layers
         self.batch = 0
-        self.order: list[Layer] = []  # as first reached
-        self.later: set[Layer] = set()  # reached after another one, in some batch
+        self.reached: dict[str, Layer] = {}  # in this batch, in the order of first use
+        self.sequences: dict[tuple[str, ...], None] = {}  # the orders that batches have had
         self.until: Layer | None = None  # where each forward pass may end
-        self._reached: Layer | None = None  # the first one of this batch
 
     @contextmanager
     def attached(self) -> Iterator[None]:
@@ -105,7 +104,7 @@ class Observer:
     @contextmanager
     def one_batch(self) -> Iterator[None]:
         """Bracket one forward pass, whether or not it runs to its end."""
-        self._reached = None
+        self.reached = {}
         for layer in self.layers:
             layer.drop_batch()
         with suppress(Reached):
@@ -113,6 +112,7 @@ class Observer:
 
     def keep_batch(self) -> None:
         """Pool what the last forward pass gave."""
+        self.sequences[tuple(self.reached)] = None
         for layer in self.layers:
             layer.keep_batch()
 
@@ -151,11 +151,7 @@ class Observer:
         # Inputs that the layer will refuse are left for it to refuse, in its own words.
         if layer.final or x is None or x.ndim < 2 or x.shape[1] != channels or not x.numel():
             return
-        self._reached = self._reached or layer
-        if layer is not self._reached:
-            self.later.add(layer)
-        if layer not in self.order:
-            self.order.append(layer)
+        self.reached[layer.name] = layer
         seen = batch_moments(x)
         if not seen.finite:
             bad = int((~torch.isfinite(seen.mean + seen.m2)).sum())

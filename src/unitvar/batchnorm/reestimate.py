@@ -11,7 +11,7 @@ from torch import nn
 
 from . import ranks
 from .feed import Forward, inner
-from .methods import find_layers, one_pass, sequential
+from .methods import execution_order, find_layers, one_pass, sequential
 from .observe import Layer, Observer
 from .preserve import preserved
 from .report import BatchNormChange, BatchNormReport
@@ -139,7 +139,7 @@ def _reestimate(model: nn.Module, batches: Iterable[Any], options: _Options) -> 
         gather = one_pass if options.method == "one-pass" else sequential
         with observer.attached():
             total = gather(sweep, options, start, group)
-    order = [layer for layer in observer.order if layer.pooled is not None]
+    order = execution_order(observer)
     _write(order, options.stats)
     kept |= {layer.name: "not reached by any batch" for layer in layers if layer not in order}
     changes = tuple(_change(layer) for layer in order)

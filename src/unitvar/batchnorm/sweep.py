@@ -88,7 +88,7 @@ class Sweep:
         differs = {layer for layer, current, _ in first if not _same_moments(current, layer)}
         for layer, current, uses in first:
             layer.current, layer.uses = current, uses
-        reached = [layer for layer in self.observer.order if layer in differs]
+        reached = [layer for layer in self.observer.reached.values() if layer in differs]
         if reached or not same(output, again):
             where = f"first at the input of BatchNorm {reached[0].name!r}" if reached else "after the last BatchNorm"
             warnings.warn(
