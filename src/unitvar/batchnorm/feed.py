@@ -29,7 +29,7 @@ def inner(model: nn.Module) -> nn.Module:
 
 def check_batches(batches: object, *, repeatedly: bool) -> None:
     """Refuse what iterates, but not over batches, or only once if it has to do so repeatedly."""
-    if isinstance(batches, (Tensor, Mapping, str)) or not isinstance(batches, Iterable):
+    if isinstance(batches, (Mapping, str)) or not isinstance(batches, Iterable):
         raise TypeError(
             f"batches is a {type(batches).__name__}, not an iterable of batches: pass a DataLoader or a list; "
             "a single batch goes in as [batch]."

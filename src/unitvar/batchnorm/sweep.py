@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from ..stochastic import RandomState, owned_generators, same
 from .feed import Forward, apply
@@ -72,8 +72,13 @@ class Sweep:
         # Reading the state costs microseconds, a second forward pass as much as the first.
         before = RandomState.read(self.generators)
         output = None
-        with self.observer.one_batch():
-            output = apply(self.model, batch, index, self.forward)
+        try:
+            with self.observer.one_batch():
+                output = apply(self.model, batch, index, self.forward)
+        except Exception as error:
+            if isinstance(self.batches, Tensor):
+                error.add_note("batches is a Tensor, read along its first dimension: a single batch goes in as [batch].")
+            raise
         if not self.looked_for_noise and not RandomState.read(self.generators).same_as(before):
             self._look_for_noise(batch, index, output)
         self.observer.keep_batch()

@@ -1,0 +1,188 @@
+"""Batches of every kind, how many of them, and noise that .eval() does not stop."""
+
+import sys
+from collections import UserDict, namedtuple
+
+import pytest
+import torch
+import torch.nn.functional as F
+from test_batchnorm import mlp
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence, pack_sequence
+from torch.utils.data import DataLoader, TensorDataset
+
+import unitvar
+from unitvar.batchnorm.feed import moved
+
+DATA = torch.randn(4, 16, 64, generator=torch.Generator().manual_seed(0))
+Pair = namedtuple("Pair", "x y")
+LABELS = torch.zeros(16)
+
+
+class Keyword(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = mlp(depth=1)
+
+    def forward(self, x: Tensor, scale: Tensor | None = None) -> Tensor:
+        return self.net(x if scale is None else x * scale)
+
+
+KINDS = {
+    "tensors": lambda x: x,
+    "tuples": lambda x: (x, LABELS),
+    "lists": lambda x: [x, LABELS],
+    "named tuples": lambda x: Pair(x, LABELS),
+    "dicts": lambda x: {"x": x, "scale": torch.tensor(1.0)},
+    "mappings": lambda x: UserDict(x=x),
+    "dicts in tuples": lambda x: ({"x": x}, LABELS),
+}
+
+
+def variance(batches, **options) -> Tensor:
+    torch.manual_seed(0)
+    model = Keyword()
+    unitvar.reestimate_bn_(model, batches, **options)
+    return model.net[2].running_var
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS.keys())
+def test_every_kind_of_batch_gives_the_same(kind) -> None:
+    assert torch.equal(variance([kind(x) for x in DATA]), variance(DATA.unbind()))
+    assert torch.equal(variance(kind(x) for x in DATA), variance(DATA.unbind()))
+
+
+def test_loaders_and_forward_give_the_same() -> None:
+    loader = DataLoader(TensorDataset(DATA.flatten(0, 1), torch.zeros(64)), batch_size=16)
+    assert torch.equal(variance(loader), variance(DATA.unbind()))
+    odd = [{"image": x, "y": None} for x in DATA]
+    assert torch.equal(variance(odd, forward=lambda m, b: m(b["image"])), variance(DATA.unbind()))
+
+
+def test_packed_sequences_are_one_input() -> None:
+    class Recurrent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.BatchNorm1d(2)
+
+        def forward(self, packed: PackedSequence) -> Tensor:
+            return self.norm(packed.data)
+
+    model, packed = Recurrent(), pack_sequence([torch.randn(3, 2), torch.randn(2, 2)])
+    unitvar.reestimate_bn_(model, [packed])
+    torch.testing.assert_close(model.norm.running_var, packed.data.var(0))
+
+
+@pytest.mark.parametrize("batches", [{"x": torch.randn(4, 64)}, "text", 3, None], ids=type)
+def test_what_is_no_iterable_of_batches_is_refused(batches) -> None:
+    with pytest.raises(TypeError, match=r"pass a DataLoader or a list"):
+        unitvar.reestimate_bn_(mlp(), batches)
+
+
+def test_a_tensor_is_read_along_its_first_dimension_and_a_single_batch_gets_a_hint() -> None:
+    assert torch.equal(variance(DATA), variance(DATA.unbind()))
+    with pytest.raises(ValueError, match="expected 2D") as caught:
+        unitvar.reestimate_bn_(mlp(), DATA[0])
+    assert "a single batch goes in as [batch]" in caught.value.__notes__[0]
+
+
+@pytest.mark.parametrize(("batch", "match"), [(object(), "object"), ("text", "str"), ((), "empty tuple")])
+def test_a_batch_of_unknown_kind_is_refused_with_its_index_and_the_remedy(batch, match: str) -> None:
+    with pytest.raises(TypeError, match=f"Batch 1 .*{match}"):
+        unitvar.reestimate_bn_(mlp(), [DATA[0], batch])
+
+
+def test_batches_are_moved_to_the_device_of_the_model() -> None:
+    batch = {"a": (torch.ones(1), [torch.ones(1)]), "b": Pair(torch.ones(1), "text"), "c": 3}
+    there = moved(batch, torch.device("meta"))
+    assert there["a"][0].is_meta
+    assert there["a"][1][0].is_meta
+    assert there["b"].x.is_meta
+    assert there["b"].y == "text"
+    assert there["c"] == 3
+
+
+def test_max_batches_reads_no_further() -> None:
+    batches = iter(DATA)
+    assert unitvar.reestimate_bn_(mlp(), batches, max_batches=3).batches == 3
+    assert torch.equal(next(batches), DATA[3])
+
+
+BAD = {
+    "stats": ("mean", ValueError, "'both', 'var'"),
+    "method": ("two-pass", ValueError, "'one-pass', 'sequential'"),
+    "max_batches": (0, ValueError, "at least 1"),
+    "max_batches ": (2.5, TypeError, "float"),
+    "tolerance": (0.0, ValueError, "above 0"),
+    "forward": (3, TypeError, "function of"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_options_name_value_and_remedy(name: str) -> None:
+    value, kind, match = BAD[name]
+    with pytest.raises(kind, match=match):
+        unitvar.reestimate_bn_(mlp(), DATA, **{name.strip(): value})
+
+
+def test_tolerance_stops_at_five_batches_or_when_the_worst_error_is_below_it() -> None:
+    torch.manual_seed(0)
+    model, data = mlp(depth=2), list(torch.randn(200, 64, 64))
+    assert unitvar.reestimate_bn_(model, data, tolerance=1e9).batches == 5
+    report = unitvar.reestimate_bn_(model, data, tolerance=0.05)
+    assert 5 < report.batches < 200
+    assert max(float(layer.standard_error.max()) for layer in report) < 0.05
+    shorter = unitvar.reestimate_bn_(model, data, max_batches=report.batches - 1)
+    assert max(float(layer.standard_error.max()) for layer in shorter) >= 0.05
+    assert unitvar.reestimate_bn_(model, data[:7], tolerance=1e-9).batches == 7
+
+
+def test_progress_shows_batches_and_the_worst_error(capsys: pytest.CaptureFixture[str]) -> None:
+    unitvar.reestimate_bn_(mlp(depth=2), list(torch.randn(8, 16, 64)), progress=True)
+    shown = capsys.readouterr().err
+    assert "8/8" in shown
+    assert "s.e." in shown
+    unitvar.reestimate_bn_(mlp(depth=2), list(DATA), progress=True, method="sequential")
+    assert "BatchNorm 2/2" in capsys.readouterr().err
+    unitvar.reestimate_bn_(mlp(depth=2), iter(DATA), progress=True, max_batches=2)
+    assert "2/2" in capsys.readouterr().err
+
+
+def test_progress_without_tqdm_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tqdm.auto", None)
+    with pytest.raises(ImportError, match=r"pip install 'unitvar\[progress\]'"):
+        unitvar.reestimate_bn_(mlp(), DATA, progress=True)
+
+
+class Bare(nn.Module):
+    """A dropout that ignores .eval(), before or after the BatchNorm."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__()
+        self.norm, self.where, self.calls = nn.BatchNorm1d(64), where, 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        if self.where == "harmless":
+            torch.rand(1)
+        x = F.dropout(x, 0.5) if self.where == "before" else x
+        x = self.norm(x)
+        return F.dropout(x, 0.5) if self.where == "after" else x
+
+
+@pytest.mark.parametrize(
+    ("where", "match"), [("before", "input of BatchNorm 'norm'"), ("after", "after the last BatchNorm")]
+)
+def test_noise_that_ignores_eval_is_reported_with_the_remedy(where: str, match: str) -> None:
+    model = Bare(where)
+    with pytest.warns(UserWarning, match=f"{match}.*bare F.dropout"):
+        report = unitvar.reestimate_bn_(model, DATA)
+    assert model.calls == len(DATA) + 1
+    assert report["norm"].values == DATA[..., 0].numel()
+
+
+def test_a_second_forward_runs_only_if_random_numbers_were_drawn() -> None:
+    for where, extra in (("nowhere", 0), ("harmless", 1)):
+        model = Bare(where)
+        unitvar.reestimate_bn_(model, DATA)
+        assert model.calls == len(DATA) + extra
