@@ -6,12 +6,12 @@ from collections import UserDict, namedtuple
 import pytest
 import torch
 import torch.nn.functional as F
-from test_batchnorm import mlp
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 from torch.utils.data import DataLoader, TensorDataset
 
 import unitvar
+from test_batchnorm import mlp
 from unitvar.batchnorm.feed import moved
 
 DATA = torch.randn(4, 16, 64, generator=torch.Generator().manual_seed(0))

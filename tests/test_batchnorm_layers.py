@@ -3,11 +3,11 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from test_batchnorm import actual, mlp, norms
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
 import unitvar
+from test_batchnorm import actual, mlp, norms
 
 KINDS = {
     "1d": (nn.BatchNorm1d(3), (8, 3)),
@@ -45,7 +45,9 @@ class DropsFirst(nn.BatchNorm1d):
 class CallsFunctional(nn.BatchNorm1d):
     def forward(self, x: Tensor) -> Tensor:
         bn_training = self.training or self.running_mean is None
-        y = F.batch_norm(x * 3 + 1, self.running_mean, self.running_var, self.weight, self.bias, bn_training, 0.1, self.eps)
+        y = F.batch_norm(
+            x * 3 + 1, self.running_mean, self.running_var, self.weight, self.bias, bn_training, 0.1, self.eps
+        )
         return y.relu()
 
 

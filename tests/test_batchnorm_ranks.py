@@ -9,10 +9,10 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from test_batchnorm import actual, mlp, norms
 from torch import Tensor, nn
 
 import unitvar
+from test_batchnorm import actual, mlp, norms
 
 DATA = [torch.randn(n, 8, generator=torch.Generator().manual_seed(n)) for n in (16, 3, 1, 24, 9, 30, 12)]
 #                 rank by rank: uneven, and one of four has nothing at all
@@ -121,7 +121,9 @@ def sharded(rank: int, world: int) -> dict[str, Any]:
 def worker(rank: int, world: int, folder: str, work: str) -> None:
     torch.set_num_threads(1)
     limit = datetime.timedelta(seconds=60)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=world, timeout=limit)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=world, timeout=limit
+    )
     try:
         torch.save(globals()[work](rank, world), f"{folder}/{rank}.pt")
         dist.barrier()
@@ -193,7 +195,11 @@ def test_group_false_is_this_process_alone_and_a_group_is_that_group(ranks: list
 @pytest.mark.parametrize("method", ["one-pass", "sequential"])
 @pytest.mark.parametrize(
     ("case", "kind", "text"),
-    [("loader", "OSError", "disk"), ("interrupt", "KeyboardInterrupt", ""), ("nan", "ValueError", "Batch 1 brings NaN")],
+    [
+        ("loader", "OSError", "disk"),
+        ("interrupt", "KeyboardInterrupt", ""),
+        ("nan", "ValueError", "Batch 1 brings NaN"),
+    ],
 )
 def test_a_failure_on_one_rank_is_an_error_that_names_it_on_all(ranks, case, kind, text, method) -> None:
     *others, failed = [rank[case, method] for rank in ranks]

@@ -7,10 +7,10 @@ import sys
 import matplotlib
 import pytest
 import torch
-from test_batchnorm import mlp
 from torch import nn
 
 import unitvar
+from test_batchnorm import mlp
 
 matplotlib.use("Agg")
 

@@ -6,11 +6,11 @@ import numpy as np
 import numpy.random
 import pytest
 import torch
-from test_batchnorm import mlp
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
 import unitvar
+from test_batchnorm import mlp
 from unitvar.stochastic import RandomState
 
 DATA = list(torch.randn(4, 16, 8, generator=torch.Generator().manual_seed(0)))
@@ -192,7 +192,12 @@ def test_lazy_layers_are_uninitialised_again_after_a_failure() -> None:
 
     def parts() -> list[object]:
         return [
-            (type(m), m.training, sorted(vars(m)), [list(h) for k, h in sorted(vars(m).items()) if k.endswith("_hooks")])
+            (
+                type(m),
+                m.training,
+                sorted(vars(m)),
+                [list(h) for k, h in sorted(vars(m).items()) if k.endswith("_hooks")],
+            )
             for m in model.modules()
         ] + [(id(t), type(t)) for t in (*model.parameters(), *model.buffers())]
 

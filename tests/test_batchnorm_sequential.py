@@ -4,10 +4,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_batchnorm import actual, mlp, norms
 from torch import Tensor, nn
 
 import unitvar
+from test_batchnorm import actual, mlp, norms
 
 
 def assert_stored_is_actual(model: nn.Module, batches: list[Tensor], tolerance: float = 1e-5) -> None:

@@ -28,6 +28,7 @@ def preserved(model: nn.Module) -> Iterator[RandomState]:
         A context manager that gives the random state on entry.
     """
     with ExitStack() as stack:
+        stack.enter_context(torch.inference_mode(False))  # the copies made here outlive it
         start = stack.enter_context(random_state_kept(model))
         stack.enter_context(_lazy_on_failure(model))
         stack.enter_context(_buffers_kept(model))

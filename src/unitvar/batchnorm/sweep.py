@@ -77,7 +77,7 @@ class Sweep:
                 output = apply(self.model, batch, index, self.forward)
         except Exception as error:
             if isinstance(self.batches, Tensor):
-                error.add_note("batches is a Tensor, read along its first dimension: a single batch goes in as [batch].")
+                error.add_note("batches is a Tensor, read along its first dimension; a single batch goes in as [batch]")
             raise
         if not self.looked_for_noise and not RandomState.read(self.generators).same_as(before):
             self._look_for_noise(batch, index, output)
