@@ -220,9 +220,7 @@ def test_arguments_that_are_wrong_on_one_rank_do_not_hang_either(ranks: list[dic
     assert all("Lazy layer '0' needs a batch" in text and still_lazy for text, still_lazy in (r["lazy"] for r in ranks))
 
 
-def test_fsdp2_models_work_with_uneven_shards_and_failures(
-    tmp_path: Path,
-) -> None:
+def test_fsdp2_models_work_with_uneven_shards_and_failures(tmp_path: Path) -> None:
     found = run(2, tmp_path, "sharded")
     for method in ("one-pass", "sequential"):
         single = fresh()

@@ -109,6 +109,11 @@ FAILURES = {
 }
 
 
+def in_context(model: nn.Module, batches, **options) -> None:
+    with unitvar.reestimated_bn(model, batches, **options):
+        pass
+
+
 @pytest.mark.parametrize("case", FAILURES)
 @pytest.mark.parametrize("context", [False, True])
 def test_after_a_failure_everything_is_bit_for_bit_as_it_was(case: str, context: bool) -> None:
@@ -116,11 +121,7 @@ def test_after_a_failure_everything_is_bit_for_bit_as_it_was(case: str, context:
     model = stateful()
     before, random_before = state(model), RandomState.read()
     with pytest.raises(kind, match=match):
-        if context:
-            with unitvar.reestimated_bn(model, make(), **options):
-                pass
-        else:
-            unitvar.reestimate_bn_(model, make(), **options)
+        (in_context if context else unitvar.reestimate_bn_)(model, make(), **options)
     assert state(model) == before
     assert RandomState.read().same_as(random_before)
 

@@ -68,8 +68,10 @@ def test_every_flag_returns_even_mixed_ones_and_after_an_error() -> None:
     model[1][1].eval()
     before = [m.training for m in model.modules()]
     for context in (unitvar.dropout_off, evaluating):
-        with pytest.raises(KeyError), context(model):
+        with context(model):
             assert not any(m.training for m in model.modules())
+        assert [m.training for m in model.modules()] == before
+        with pytest.raises(KeyError), context(model):
             raise KeyError
         assert [m.training for m in model.modules()] == before
 
