@@ -1,5 +1,7 @@
 """Laws of re-estimation: what the statistics are, and that they are those of evaluation."""
 
+import inspect
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -184,5 +186,8 @@ def test_context_gives_new_statistics_inside_and_old_bits_after() -> None:
         model(torch.ones(3, 3))
     assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
     assert [id(b) for b in model.buffers()] == identity
-    with pytest.raises(TypeError, match="'epochs' is not an option"), unitvar.reestimated_bn(model, data, epochs=1):
-        pass
+
+
+def test_both_functions_take_the_same_options() -> None:
+    in_place, context = (inspect.signature(f).parameters for f in (unitvar.reestimate_bn_, unitvar.reestimated_bn))
+    assert list(in_place.values()) == list(context.values())

@@ -7,7 +7,10 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
 import unitvar
-from test_batchnorm import actual, mlp, norms
+from tests.test_batchnorm import actual, mlp, norms
+
+# The run-time type checker draws random numbers itself, and refuses wrong types before the library can.
+pytestmark = pytest.mark.usefixtures("untyped")
 
 KINDS = {
     "1d": (nn.BatchNorm1d(3), (8, 3)),

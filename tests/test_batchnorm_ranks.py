@@ -9,14 +9,17 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from filelock import FileLock
 from torch import Tensor, nn
 
 import unitvar
-from test_batchnorm import actual, mlp, norms
+from tests.test_batchnorm import actual, mlp, norms
 
 DATA = [torch.randn(n, 8, generator=torch.Generator().manual_seed(n)) for n in (16, 3, 1, 24, 9, 30, 12)]
 #                 rank by rank: uneven, and one of four has nothing at all
 SHARDS = {2: [DATA[:5], DATA[5:]], 4: [DATA[:3], [], DATA[3:4], DATA[4:]]}
+
+Found = list[dict[Any, Any]]
 
 
 def fresh(norm: type[nn.Module] = nn.BatchNorm1d) -> nn.Sequential:
@@ -131,7 +134,7 @@ def worker(rank: int, world: int, folder: str, work: str) -> None:
         dist.destroy_process_group()
 
 
-def run(world: int, folder: Path, work: str) -> list[dict[Any, Any]]:
+def run(world: int, folder: Path, work: str) -> Found:
     context = mp.spawn(worker, (world, str(folder), work), nprocs=world, join=False)
     deadline = time.monotonic() + 120
     while not context.join(timeout=1):
@@ -139,16 +142,26 @@ def run(world: int, folder: Path, work: str) -> list[dict[Any, Any]]:
             for process in context.processes:
                 process.kill()
             raise TimeoutError(f"{work} hangs on {world} processes")
+    return load(world, folder)
+
+
+def load(world: int, folder: Path) -> Found:
     return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(world)]
 
 
 @pytest.fixture(scope="module", params=[2, 4])
-def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[Any, Any]]:
-    return run(request.param, tmp_path_factory.mktemp("ranks"), "scenarios")
+def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, testrun_uid: str) -> Found:
+    # Test processes share one run: the folder above theirs is common to all of them.
+    folder = tmp_path_factory.getbasetemp().parent / f"ranks-{testrun_uid}-{request.param}"
+    with FileLock(f"{folder}.lock"):
+        if not folder.exists():
+            folder.mkdir()
+            run(request.param, folder, "scenarios")
+    return load(request.param, folder)
 
 
 @pytest.mark.parametrize("method", ["one-pass", "sequential"])
-def test_all_ranks_end_with_the_same_bits_equal_to_one_process(ranks: list[dict[Any, Any]], method: str) -> None:
+def test_all_ranks_end_with_the_same_bits_equal_to_one_process(ranks: Found, method: str) -> None:
     single = fresh()
     # A batch of a single value takes what was pooled on its rank so far: here the order is the same in one process.
     report = unitvar.reestimate_bn_(single, DATA, method=method)
@@ -163,7 +176,7 @@ def test_all_ranks_end_with_the_same_bits_equal_to_one_process(ranks: list[dict[
             torch.testing.assert_close(a, layer.standard_error, rtol=1e-3, atol=1e-6)
 
 
-def test_sequential_over_ranks_is_what_evaluation_sees(ranks: list[dict[Any, Any]]) -> None:
+def test_sequential_over_ranks_is_what_evaluation_sees(ranks: Found) -> None:
     model = fresh()
     found = iter(ranks[-1]["sequential"][0])
     for norm in norms(model):
@@ -173,13 +186,13 @@ def test_sequential_over_ranks_is_what_evaluation_sees(ranks: list[dict[Any, Any
         torch.testing.assert_close(norm.running_var.double(), var, rtol=1e-5, atol=0)
 
 
-def test_sync_batch_norm_and_ddp_give_the_same(ranks: list[dict[Any, Any]]) -> None:
+def test_sync_batch_norm_and_ddp_give_the_same(ranks: Found) -> None:
     for rank in ranks:
         for kind in ("sync", "ddp"):
             assert all(map(torch.equal, rank[kind], ranks[0]["one-pass"][0]))
 
 
-def test_group_false_is_this_process_alone_and_a_group_is_that_group(ranks: list[dict[Any, Any]]) -> None:
+def test_group_false_is_this_process_alone_and_a_group_is_that_group(ranks: Found) -> None:
     alone, pair = fresh(), fresh()
     unitvar.reestimate_bn_(alone, DATA)
     unitvar.reestimate_bn_(pair, DATA[:2])
@@ -212,7 +225,7 @@ def test_a_failure_on_one_rank_is_an_error_that_names_it_on_all(ranks, case, kin
     assert all(rank["kept"] for rank in (*others, failed))
 
 
-def test_arguments_that_are_wrong_on_one_rank_do_not_hang_either(ranks: list[dict[Any, Any]]) -> None:
+def test_arguments_that_are_wrong_on_one_rank_do_not_hang_either(ranks: Found) -> None:
     *others, failed = [rank["one-shot"] for rank in ranks]
     assert "read only once" in failed["text"]
     assert all("read only once" in other["text"] for other in others)

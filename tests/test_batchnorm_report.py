@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import unitvar
-from test_batchnorm import mlp
+from tests.test_batchnorm import mlp
 
 matplotlib.use("Agg")
 

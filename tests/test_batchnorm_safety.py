@@ -10,8 +10,11 @@ from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
 import unitvar
-from test_batchnorm import mlp
+from tests.test_batchnorm import mlp
 from unitvar.stochastic import RandomState
+
+# The run-time type checker draws random numbers itself, and refuses wrong types before the library can.
+pytestmark = pytest.mark.usefixtures("untyped")
 
 DATA = list(torch.randn(4, 16, 8, generator=torch.Generator().manual_seed(0)))
 

@@ -11,6 +11,9 @@ from torch import Tensor, nn
 import unitvar
 from unitvar.stochastic import RandomState, evaluating, owned_generators, random_state_kept, same
 
+# The run-time type checker draws random numbers itself, and refuses wrong types before the library can.
+pytestmark = pytest.mark.usefixtures("untyped")
+
 
 class Noise(nn.Module):
     def forward(self, x: Tensor) -> Tensor:

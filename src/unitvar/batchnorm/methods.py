@@ -5,31 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
 
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from ..stochastic import RandomState
-from . import ranks
-from .feed import check_batches
-from .moments import Moments, Spread
-from .observe import Layer, Observer
-from .preserve import uninitialised
-from .sweep import Sweep
-
-
-class Options(Protocol):
-    """Name the options that matter here."""
-
-    @property
-    def stats(self) -> str: ...  # noqa: D102
-    @property
-    def method(self) -> str: ...  # noqa: D102
-    @property
-    def max_batches(self) -> int | None: ...  # noqa: D102
-    @property
-    def tolerance(self) -> float | None: ...  # noqa: D102
+from unitvar.batchnorm import ranks
+from unitvar.batchnorm.feed import check_batches
+from unitvar.batchnorm.moments import Moments, Spread
+from unitvar.batchnorm.observe import Layer, Observer
+from unitvar.batchnorm.options import Options
+from unitvar.batchnorm.preserve import uninitialised
+from unitvar.batchnorm.sweep import Sweep
+from unitvar.stochastic import RandomState
 
 
 def find_layers(model: nn.Module, *, frozen: bool) -> tuple[list[Layer], dict[str, str]]:

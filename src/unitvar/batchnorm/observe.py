@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.overrides import TorchFunctionMode
 
-from .moments import Moments, Spread, batch_moments
+from unitvar.batchnorm.moments import Moments, Spread, batch_moments
 
 
 class Reached(BaseException):

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from ..stochastic import RandomState, evaluating, random_state_kept
+from unitvar.stochastic import RandomState, evaluating, random_state_kept
 
 
 @contextmanager
@@ -31,7 +31,7 @@ def preserved(model: nn.Module) -> Iterator[RandomState]:
         stack.enter_context(torch.inference_mode(False))  # the copies made here outlive it
         start = stack.enter_context(random_state_kept(model))
         stack.enter_context(_lazy_on_failure(model))
-        stack.enter_context(_buffers_kept(model))
+        stack.enter_context(buffers_kept(model))
         stack.enter_context(evaluating(model))
         stack.enter_context(torch.no_grad())
         if "torch._dynamo" in sys.modules:  # only then can anything be compiled; compiled code would skip what we watch
@@ -40,7 +40,8 @@ def preserved(model: nn.Module) -> Iterator[RandomState]:
 
 
 @contextmanager
-def _buffers_kept(model: nn.Module) -> Iterator[None]:
+def buffers_kept(model: nn.Module) -> Iterator[None]:
+    """Put every buffer back, the same tensor with the same bits, however the block ends."""
     homes = [(module, dict(module._buffers)) for module in model.modules()]
     copies = {
         id(buffer): (buffer, buffer.detach().clone())

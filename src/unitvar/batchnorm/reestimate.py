@@ -4,22 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager, nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
 
-from . import ranks
-from .feed import Forward, inner
-from .methods import execution_order, find_layers, one_pass, sequential
-from .observe import Layer, Observer
-from .preserve import preserved
-from .report import BatchNormChange, BatchNormReport
-from .sharded import gathered
-from .sweep import Sweep, progress_bar
-
-STATS = ("both", "var")
-METHODS = ("one-pass", "sequential")
+from unitvar.batchnorm import ranks
+from unitvar.batchnorm.feed import Forward, inner
+from unitvar.batchnorm.methods import execution_order, find_layers, one_pass, sequential
+from unitvar.batchnorm.observe import Layer, Observer
+from unitvar.batchnorm.options import Options
+from unitvar.batchnorm.preserve import preserved
+from unitvar.batchnorm.report import BatchNormChange, BatchNormReport
+from unitvar.batchnorm.sharded import gathered
+from unitvar.batchnorm.sweep import Sweep, progress_bar
 
 
 def reestimate_bn_(
@@ -65,18 +62,27 @@ def reestimate_bn_(
         >>> report["2"].values
         320
     """
-    options = _Options(stats, method, forward, max_batches, tolerance, frozen, progress, group)
+    options = Options(stats, method, forward, max_batches, tolerance, frozen, progress, group)
     return _reestimate(model, batches, options)[0]
 
 
 @contextmanager
-def reestimated_bn(model: nn.Module, batches: Iterable[Any], **options: Any) -> Iterator[BatchNormReport]:
+def reestimated_bn(
+    model: nn.Module,
+    batches: Iterable[Any],
+    *,
+    stats: str = "both",
+    method: str = "one-pass",
+    forward: Forward | None = None,
+    max_batches: int | None = None,
+    tolerance: float | None = None,
+    frozen: bool = False,
+    progress: bool = False,
+    group: ranks.Group = None,
+) -> Iterator[BatchNormReport]:
     """Evaluate with re-estimated statistics, then have the old ones back.
 
-    Args:
-        model: as for :func:`reestimate_bn_`.
-        batches: as for :func:`reestimate_bn_`.
-        **options: as for :func:`reestimate_bn_`.
+    The arguments are those of :func:`reestimate_bn_`. What the block does to the running statistics is undone too.
 
     Returns:
         A context manager that gives the report.
@@ -89,46 +95,15 @@ def reestimated_bn(model: nn.Module, batches: Iterable[Any], **options: Any) -> 
         >>> model[0].running_mean
         tensor([0., 0.])
     """
-    # The options are spelled out once, above.
-    defaults = reestimate_bn_.__kwdefaults__ or {}
-    if unknown := sorted(options.keys() - defaults.keys()):
-        raise TypeError(f"{unknown[0]!r} is not an option of reestimated_bn; they are {', '.join(defaults)}.")
-    report, layers = _reestimate(model, batches, _Options(**(defaults | options)))
+    options = Options(stats, method, forward, max_batches, tolerance, frozen, progress, group)
+    report, layers = _reestimate(model, batches, options)
     try:
         yield report
     finally:
         _put_back(layers)
 
 
-@dataclass(frozen=True)
-class _Options:
-    """Hold the options of one call, checked."""
-
-    stats: str
-    method: str
-    forward: Forward | None
-    max_batches: int | None
-    tolerance: float | None
-    frozen: bool
-    progress: bool
-    group: ranks.Group
-
-    def __post_init__(self) -> None:
-        for name, value, allowed in (("stats", self.stats, STATS), ("method", self.method, METHODS)):
-            if value not in allowed:
-                raise ValueError(f"{name}={value!r} is not one of {', '.join(map(repr, allowed))}.")
-        n = self.max_batches
-        if n is not None and (isinstance(n, bool) or not isinstance(n, int)):
-            raise TypeError(f"max_batches={n!r} is a {type(n).__name__}, not an int or None.")
-        if n is not None and n < 1:
-            raise ValueError(f"max_batches={n} is not at least 1; None uses all batches.")
-        if self.tolerance is not None and not self.tolerance > 0:
-            raise ValueError(f"tolerance={self.tolerance!r} is not above 0; 0.01 stops at 1 %, None uses all batches.")
-        if self.forward is not None and not callable(self.forward):
-            raise TypeError(f"forward={self.forward!r} is not a function of (model, batch).")
-
-
-def _reestimate(model: nn.Module, batches: Iterable[Any], options: _Options) -> tuple[BatchNormReport, list[Layer]]:
+def _reestimate(model: nn.Module, batches: Iterable[Any], options: Options) -> tuple[BatchNormReport, list[Layer]]:
     group = ranks.resolve(options.group)
     model = inner(model)
     layers, kept = find_layers(model, frozen=options.frozen)

@@ -11,9 +11,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ..stochastic import RandomState, owned_generators, same
-from .feed import Forward, apply
-from .observe import Layer, Observer
+from unitvar.batchnorm.feed import Forward, apply
+from unitvar.batchnorm.moments import Moments
+from unitvar.batchnorm.observe import Observer
+from unitvar.batchnorm.preserve import buffers_kept
+from unitvar.stochastic import RandomState, owned_generators, same
 
 FEWEST = 5  # batches from which a standard error is believed
 
@@ -71,30 +73,31 @@ class Sweep:
         self.observer.batch = index
         # Reading the state costs microseconds, a second forward pass as much as the first.
         before = RandomState.read(self.generators)
-        output = None
         try:
             with self.observer.one_batch():
-                output = apply(self.model, batch, index, self.forward)
+                apply(self.model, batch, index, self.forward)
         except Exception as error:
             if isinstance(self.batches, Tensor):
                 error.add_note("batches is a Tensor, read along its first dimension; a single batch goes in as [batch]")
             raise
         if not self.looked_for_noise and not RandomState.read(self.generators).same_as(before):
-            self._look_for_noise(batch, index, output)
+            self._look_for_noise(batch, index)
         self.observer.keep_batch()
 
-    def _look_for_noise(self, batch: Any, index: int, output: Any) -> None:
-        """Run a batch again that drew random numbers, and warn if the result differs."""
+    def _look_for_noise(self, batch: Any, index: int) -> None:
+        """Run a batch that drew random numbers twice more, from the same state, and warn if the results differ."""
         self.looked_for_noise = True
-        first = [(layer, layer.current, layer.uses) for layer in self.observer.layers]
-        again = None
-        with self.observer.one_batch():
-            again = apply(self.model, batch, index, self.forward)
-        differs = {layer for layer, current, _ in first if not _same_moments(current, layer)}
-        for layer, current, uses in first:
+        layers = self.observer.layers
+        counted = [(layer, layer.current, layer.uses) for layer in layers]
+        outputs, seen = [], []
+        for _ in range(2):
+            with buffers_kept(self.model), self.observer.one_batch():
+                outputs.append(apply(self.model, batch, index, self.forward))
+            seen.append({layer: layer.current for layer in layers})
+        for layer, current, uses in counted:
             layer.current, layer.uses = current, uses
-        reached = [layer for layer in self.observer.reached.values() if layer in differs]
-        if reached or not same(output, again):
+        reached = [layer for layer in self.observer.reached.values() if not _same(seen[0][layer], seen[1][layer])]
+        if reached or not same(*outputs):
             where = f"first at the input of BatchNorm {reached[0].name!r}" if reached else "after the last BatchNorm"
             warnings.warn(
                 f"Two forward passes of batch {index} in eval mode differ, {where}: some code draws random numbers "
@@ -104,10 +107,8 @@ class Sweep:
             )
 
 
-def _same_moments(current: Any, layer: Layer) -> bool:
-    if current is None or layer.current is None:
-        return current is layer.current
-    return same((current.mean, current.m2), (layer.current.mean, layer.current.m2))
+def _same(a: Moments | None, b: Moments | None) -> bool:
+    return a is b if a is None or b is None else same((a.mean, a.m2), (b.mean, b.m2))
 
 
 def progress_bar(batches: Iterable[Any], limit: int | None, show: bool) -> Any:

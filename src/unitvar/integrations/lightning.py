@@ -12,7 +12,7 @@ try:
 except ImportError as error:
     raise ImportError("unitvar.integrations.lightning needs Lightning: pip install lightning.") from error
 
-from ..batchnorm import BatchNormReport, reestimate_bn_, reestimated_bn
+from unitvar.batchnorm import BatchNormReport, reestimate_bn_, reestimated_bn
 
 
 class ReestimateBatchNorm(Callback):

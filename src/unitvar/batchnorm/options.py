@@ -1,0 +1,39 @@
+"""The options of one re-estimation, checked once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from unitvar.batchnorm.feed import Forward
+from unitvar.batchnorm.ranks import Group
+
+STATS = ("both", "var")
+METHODS = ("one-pass", "sequential")
+
+
+@dataclass(frozen=True)
+class Options:
+    """Hold what :func:`unitvar.reestimate_bn_` takes by keyword."""
+
+    stats: str
+    method: str
+    forward: Forward | None
+    max_batches: int | None
+    tolerance: float | None
+    frozen: bool
+    progress: bool
+    group: Group
+
+    def __post_init__(self) -> None:
+        for name, value, allowed in (("stats", self.stats, STATS), ("method", self.method, METHODS)):
+            if value not in allowed:
+                raise ValueError(f"{name}={value!r} is not one of {', '.join(map(repr, allowed))}.")
+        n = self.max_batches
+        if n is not None and (isinstance(n, bool) or not isinstance(n, int)):
+            raise TypeError(f"max_batches={n!r} is a {type(n).__name__}, not an int or None.")
+        if n is not None and n < 1:
+            raise ValueError(f"max_batches={n} is not at least 1; None uses all batches.")
+        if self.tolerance is not None and not self.tolerance > 0:
+            raise ValueError(f"tolerance={self.tolerance!r} is not above 0; 0.01 stops at 1 %, None uses all batches.")
+        if self.forward is not None and not callable(self.forward):
+            raise TypeError(f"forward={self.forward!r} is not a function of (model, batch).")
