@@ -195,3 +195,15 @@ def test_autocast_is_honoured() -> None:
         unitvar.reestimate_bn_(model, data)
     assert {x.dtype for x in seen} == {torch.bfloat16}
     torch.testing.assert_close(model[1].running_var.double(), torch.cat(seen).double().var(0), rtol=1e-6, atol=0)
+
+
+def test_a_forward_that_needs_gradients_can_have_them() -> None:
+    norm, x = nn.BatchNorm1d(3), torch.randn(8, 3, requires_grad=True)
+
+    def slope(model: nn.Module, batch: Tensor) -> Tensor:
+        with torch.enable_grad():
+            return torch.autograd.grad(model(batch).square().sum(), batch)[0]
+
+    report = unitvar.reestimate_bn_(norm, [x], forward=slope)
+    torch.testing.assert_close(norm.running_var, x.var(0).detach())
+    assert not report[""].new_var.requires_grad

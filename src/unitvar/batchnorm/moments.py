@@ -57,6 +57,7 @@ def batch_moments(x: Tensor) -> Moments:
     Returns:
         The moments over every dimension but the second, on the CPU.
     """
+    x = x.detach()  # a forward that enables gradients would keep its graph alive in the pooled moments
     if x.numel() <= SMALL:
         x = x.to(_widest(x), torch.float64)
     elif x.dtype in (torch.float16, torch.bfloat16):
