@@ -32,6 +32,12 @@ def test_equal_to_brute_force(shape: tuple[int, ...], loc: float) -> None:
     check((torch.randn(shape) + loc).double())
 
 
+@pytest.mark.parametrize("shape", [(2, 64, 64, 64), (2, 32, 112, 112), (3, 64, 1031), (64, 64, 32, 32), (65536, 8)])
+@pytest.mark.parametrize("loc", [0.0, 4.0, 7.9, 8.1])
+def test_large_inputs_are_summed_in_float32_without_harm(shape: tuple[int, ...], loc: float) -> None:
+    check(torch.randn(shape) + loc, rtol=5e-6)
+
+
 @pytest.mark.parametrize("layout", ["channels_last", "transposed", "strided", "expanded"])
 def test_layout_in_memory_does_not_matter(layout: str) -> None:
     x = torch.randn(6, 4, 8, 10)
