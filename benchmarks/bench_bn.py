@@ -26,7 +26,7 @@ LIMITS = {"eval pass": 1.25, "update_bn": 0.8, "fvcore": 0.8}
 class DenseLayer(nn.Sequential):
     """BN-ReLU-conv-dropout, its output appended to its input."""
 
-    def __init__(self, channels: int, growth: int) -> None:  # noqa: D107
+    def __init__(self, channels: int, growth: int) -> None:
         conv = nn.Conv2d(channels, growth, 3, padding=1, bias=False)
         super().__init__(nn.BatchNorm2d(channels), nn.ReLU(), conv, nn.Dropout(0.2))
 

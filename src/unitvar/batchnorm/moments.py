@@ -144,7 +144,7 @@ class Spread:
     ``sum n_b² (s_b - var)² = cᵀ (sum n_b² z zᵀ) c``.
     """
 
-    def __init__(self) -> None:  # noqa: D107
+    def __init__(self) -> None:
         self.batches = 0
         self.origin = torch.zeros(0, dtype=torch.float64)
         self.products = torch.zeros(3, 3, 0, dtype=torch.float64)

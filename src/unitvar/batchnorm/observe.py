@@ -22,7 +22,7 @@ class Reached(BaseException):
 class Layer:
     """Gather the values of one BatchNorm: of the current batch, and of all batches before it."""
 
-    def __init__(self, name: str, module: _BatchNorm) -> None:  # noqa: D107
+    def __init__(self, name: str, module: _BatchNorm) -> None:
         self.name = name
         self.module = module
         self.old: tuple[Tensor, Tensor] | None = None  # running mean and variance before anything was written
@@ -80,7 +80,7 @@ class Layer:
 class Observer:
     """Stand between each layer and its input for as long as it is attached."""
 
-    def __init__(self, layers: Sequence[Layer]) -> None:  # noqa: D107
+    def __init__(self, layers: Sequence[Layer]) -> None:
         self.layers = layers
         self.batch = 0
         self.reached: dict[str, Layer] = {}  # in this batch, in the order of first use

@@ -31,7 +31,7 @@ class ReestimateBatchNorm(Callback):
         >>> trainer = Trainer(callbacks=[callback])  # doctest: +SKIP
     """
 
-    def __init__(self, batches: Iterable[Any] | None = None, *, validation: bool = True, **options: Any) -> None:  # noqa: D107
+    def __init__(self, batches: Iterable[Any] | None = None, *, validation: bool = True, **options: Any) -> None:
         self.batches = batches
         self.validation = validation
         self.options = options

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 
 __all__ = ["main"]
@@ -13,13 +14,13 @@ _DESCRIPTION = (
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one subcommand; return the exit status."""
-    try:
-        import matplotlib as _matplotlib  # noqa: F401
-        import rich.console
-        import tyro
-    except ImportError as error:
-        sys.stderr.write(f"The unitvar command needs {error.name}: pip install 'unitvar[paper]'\n")
+    missing = [name for name in ("matplotlib", "rich", "sklearn", "tyro") if importlib.util.find_spec(name) is None]
+    if missing:
+        sys.stderr.write(f"The unitvar command needs {', '.join(missing)}: pip install 'unitvar[paper]'\n")
         return 1
+    import rich.console
+    import tyro
+
     from unitvar.paper.commands import COMMANDS
 
     arguments = sys.argv[1:] if arguments is None else arguments

@@ -9,8 +9,10 @@ from typing import Annotated, TypeAlias
 import tyro
 from rich.console import Console
 
+from unitvar.paper.reestimation import Reestimation
 from unitvar.paper.stability import Stability
 from unitvar.paper.table1 import ActivationsCommand, Table1
+from unitvar.paper.tolerance import Tolerance
 
 __all__ = ["COMMANDS", "Reproduce"]
 
@@ -24,7 +26,7 @@ class Reproduce:
 
     def run(self, console: Console) -> None:
         """Run each experiment in turn."""
-        for experiment in (Table1(out=self.out), Stability(out=self.out)):
+        for experiment in (Table1(out=self.out), Stability(out=self.out), Reestimation(out=self.out)):
             experiment.run(console)
             console.print()
 
@@ -33,5 +35,7 @@ COMMANDS: TypeAlias = (
     Annotated[Reproduce, tyro.conf.subcommand("reproduce")]
     | Annotated[Table1, tyro.conf.subcommand("table1")]
     | Annotated[Stability, tyro.conf.subcommand("stability")]
+    | Annotated[Reestimation, tyro.conf.subcommand("reestimation")]
+    | Annotated[Tolerance, tyro.conf.subcommand("tolerance")]
     | Annotated[ActivationsCommand, tyro.conf.subcommand("activations")]
 )

@@ -1,0 +1,56 @@
+"""The networks of the experiments."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+__all__ = ["DenseNet", "mlp"]
+
+
+class DenseLayer(nn.Module):
+    """BN-ReLU-conv-dropout, its output appended to its input."""
+
+    def __init__(self, channels: int, growth: int, dropout: float) -> None:
+        super().__init__()
+        conv = nn.Conv2d(channels, growth, 3, padding=1, bias=False)
+        self.layers = nn.Sequential(nn.BatchNorm2d(channels), nn.ReLU(), conv, nn.Dropout(dropout))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Append what the layer makes of x to x."""
+        return torch.cat([x, self.layers(x)], dim=1)
+
+
+class DenseNet(nn.Sequential):
+    """The DenseNet of the paper's §3: three blocks, no bottlenecks, dropout after every convolution but the first.
+
+    Args:
+        depth: layers L = 3 n + 4, n in each block.
+        growth: channels k that a layer adds.
+        dropout: drop probability.
+        channels: of the images.
+        classes: of the labels.
+    """
+
+    def __init__(self, depth: int, growth: int, dropout: float, *, channels: int = 3, classes: int = 10) -> None:
+        if depth < 7 or (depth - 4) % 3:
+            raise ValueError(f"depth={depth} is not 3 n + 4 with n ≥ 1, such as 22, 40 or 100.")
+        layers: list[nn.Module] = [nn.Conv2d(channels, 16, 3, padding=1, bias=False)]
+        width = 16
+        for block in range(3):
+            for _ in range((depth - 4) // 3):
+                layers.append(DenseLayer(width, growth, dropout))
+                width += growth
+            if block < 2:
+                conv = nn.Conv2d(width, width, 1, bias=False)
+                layers += [nn.BatchNorm2d(width), nn.ReLU(), conv, nn.Dropout(dropout), nn.AvgPool2d(2)]
+        layers += [nn.BatchNorm2d(width), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, classes)]
+        super().__init__(*layers)
+
+
+def mlp(inputs: int, dropout: float, *, width: int = 128, hidden: int = 4, classes: int = 10) -> nn.Sequential:
+    """Build linear-BN-ReLU-dropout layers and a classifier."""
+    layers: list[nn.Module] = [nn.Flatten()]
+    for i in range(hidden):
+        layers += [nn.Linear(inputs if i == 0 else width, width), nn.BatchNorm1d(width), nn.ReLU(), nn.Dropout(dropout)]
+    return nn.Sequential(*layers, nn.Linear(width, classes))

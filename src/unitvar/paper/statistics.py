@@ -1,0 +1,41 @@
+"""Means over seeds with their 95 % intervals."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+__all__ = ["Estimate", "estimate"]
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean and the half-width of its 95 % interval, by Student's t."""
+
+    mean: float
+    half_width: float
+
+    @property
+    def excludes_zero(self) -> bool:
+        """Whether zero lies outside the interval."""
+        return abs(self.mean) > self.half_width
+
+    def percent(self) -> str:
+        """Write both in percent."""
+        return f"{100 * self.mean:.2f} ± {100 * self.half_width:.2f}"
+
+    def __format__(self, spec: str) -> str:
+        return f"{self.mean:{spec}} ± {self.half_width:{spec}}"
+
+
+def estimate(values: Sequence[float]) -> Estimate:
+    """Return the mean of independent values with its interval, infinitely wide for a single one."""
+    from scipy.stats import t
+
+    n = len(values)
+    if n < 2:
+        return Estimate(float(values[0]), math.inf)
+    return Estimate(float(np.mean(values)), float(t.ppf(0.975, n - 1) * np.std(values, ddof=1) / math.sqrt(n)))

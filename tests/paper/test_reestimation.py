@@ -1,0 +1,63 @@
+"""The experiment on the digits: what each arm is."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+from torch import nn
+
+from unitvar.paper import data
+from unitvar.paper.reestimation import ARMS, AVERAGED, Batches, Reestimation, Trial, arm, build, summarise
+
+
+def test_arms_are_what_they_are_called() -> None:
+    training, _ = data.digits(0)
+    model = build(Trial("mlp", 0, 0.5, 1))
+    last = [m for m in model if isinstance(m, nn.BatchNorm1d)][-1]
+    with torch.no_grad():
+        for m in model:
+            if isinstance(m, nn.BatchNorm1d):
+                m.running_mean.fill_(0.1)  # type: ignore[union-attr]
+    found = {}
+    for name in ARMS:
+        with arm(name, model, Batches(training)):
+            found[name] = last.running_mean.clone(), last.running_var.clone()  # type: ignore[union-attr]
+    trained, on, variance, both = (found[name] for name in ARMS)
+    assert torch.equal(variance[0], trained[0])
+    assert torch.equal(variance[1], both[1])
+    assert not torch.equal(both[0], trained[0])
+    # Half of the inputs dropped double their second moment; the linear layer before BatchNorm passes it on.
+    assert 1.3 < (on[1] / both[1]).mean().item() < 2.5
+
+
+def test_a_small_run_prints_draws_saves_and_resumes(tmp_path: Path) -> None:
+    console = Console(width=80, record=True, quiet=False, file=open(tmp_path / "printed", "w", encoding="utf-8"))  # noqa: SIM115
+    experiment = Reestimation(out=tmp_path / "out", seeds=2, epochs=2, workers=2)
+    experiment.run(console)
+    trials = sorted((tmp_path / "out" / "reestimation").glob("*.json"))
+    assert len(trials) == 4
+    times = [path.stat().st_mtime_ns for path in trials]
+    experiment.run(console)
+    assert [path.stat().st_mtime_ns for path in trials] == times
+    saved = json.loads((tmp_path / "out" / "reestimation.json").read_text(encoding="utf-8"))
+    assert len(saved["rows"]) == 2 * (2 * len(ARMS) + len(AVERAGED))
+    assert (tmp_path / "out" / "reestimation.png").stat().st_size > 10_000
+    text = console.export_text()
+    assert "mean and variance" in text
+    assert "…" not in text
+
+
+def test_differences_are_paired() -> None:
+    def record(seed: int, base: float) -> dict[str, object]:
+        arms = {name: {"error": base - 0.01 * i, "log_loss": 0.0} for i, name in enumerate(ARMS)}
+        averaged = {name: {"error": base, "log_loss": 0.0} for name in AVERAGED}
+        measured = {"halfway": arms, "end": arms, "averaged": averaged}
+        return {"config": {"network": "mlp", "seed": seed}, "measured": measured}
+
+    rows = summarise([record(0, 0.1), record(1, 0.5)])
+    last = next(row for row in rows if row["arm"] == ARMS[-1])
+    assert last["error"]["half_width"] > 1
+    assert last["error minus as trained"]["mean"] == pytest.approx(-0.03)
+    assert last["error minus as trained"]["half_width"] == pytest.approx(0, abs=1e-12)

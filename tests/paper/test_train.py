@@ -1,0 +1,69 @@
+"""train: deterministic, and undisturbed by what is measured on the way."""
+
+import pytest
+import torch
+
+from unitvar.paper import data, models
+from unitvar.paper.reestimation import ARMS, Batches, arm
+from unitvar.paper.train import Schedule, evaluate, seeded, train
+
+
+def trained(after_epoch: object = None, seed: int = 0) -> torch.nn.Module:
+    training, _ = data.digits(0)
+    with seeded(0):
+        model = models.mlp(64, 0.5, width=32, hidden=2)
+    options = {} if after_epoch is None else {"after_epoch": lambda epoch: after_epoch(model, epoch)}  # type: ignore[operator]
+    return train(model, training[:200], Schedule(3), seed=seed, **options)  # type: ignore[arg-type]
+
+
+def states_equal(a: torch.nn.Module, b: torch.nn.Module) -> bool:
+    return all(torch.equal(x, y) for x, y in zip(a.state_dict().values(), b.state_dict().values(), strict=True))
+
+
+def test_training_is_a_function_of_the_seed() -> None:
+    state = torch.get_rng_state()
+    first = trained()
+    assert torch.equal(torch.get_rng_state(), state)
+    torch.rand(7)
+    assert states_equal(first, trained())
+    assert not states_equal(first, trained(seed=1))
+
+
+def test_measuring_every_arm_leaves_training_as_it_would_have_been() -> None:
+    training, test = data.digits(0)
+    seen = []
+
+    def measure(model: torch.nn.Module, epoch: int) -> None:
+        for name in ARMS:
+            with arm(name, model, Batches(training)):
+                seen.append((epoch, name, evaluate(model, test)["error"]))
+
+    assert states_equal(trained(measure), trained())
+    assert len(seen) == 3 * len(ARMS)
+
+
+def test_the_rate_drops_at_a_half_and_three_quarters() -> None:
+    rates = [Schedule(8).rate_at(epoch) for epoch in range(8)]
+    assert rates == pytest.approx([0.1] * 4 + [0.01] * 2 + [0.001] * 2)
+
+
+def test_evaluate_counts_errors_and_averages_the_loss() -> None:
+    training, _ = data.digits(0)
+    model = trained().train()
+    found = evaluate(model, training, batch=77)
+    assert model.training
+    model.eval()
+    with torch.no_grad():
+        logits = model(training.images)
+    assert found["error"] == pytest.approx((logits.argmax(1) != training.labels).double().mean().item())
+    assert found["log_loss"] == pytest.approx(
+        torch.nn.functional.cross_entropy(logits, training.labels).item(), rel=1e-5
+    )
+
+
+def test_training_learns() -> None:
+    training, test = data.digits(0)
+    with seeded(0):
+        model = models.mlp(64, 0.2)
+    before = evaluate(model, test)["error"]
+    assert evaluate(train(model, training, Schedule(8), seed=0), test)["error"] < 0.1 < before
