@@ -33,6 +33,10 @@ class Moments:
         share = other.count / count
         return Moments(count, self.mean + delta * share, self.m2 + other.m2 + delta.square() * (self.count * share))
 
+    def copy(self) -> Moments:
+        """Copy the tensors too."""
+        return Moments(self.count, self.mean.clone(), self.m2.clone())
+
     @property
     def biased(self) -> Tensor:
         """Give the variance that normalises a batch: m2 / n."""
@@ -102,7 +106,7 @@ def _sums(x: Tensor) -> tuple[Tensor, Tensor]:
     planes = torch.unflatten(planes, -1, (-1, _piece(planes.shape[-1])))
     # The norm squares while it reads: x * x would write a second copy of the batch, which costs more than all the rest.
     norms = torch.linalg.vector_norm(planes, dim=-1)
-    return _add_up(planes.sum(-1)), _add_up(norms, square=True)
+    return _add_up(planes.sum(-1)), _add_up(norms, norms=True)
 
 
 @lru_cache
@@ -125,10 +129,14 @@ def _row_sums(rows: Tensor) -> tuple[Tensor, Tensor]:
     return total, squares
 
 
-def _add_up(partial: Tensor, *, square: bool = False) -> Tensor:
-    # On the CPU: some accelerators have no float64.
-    wide = partial.cpu().double()
-    return (wide.square_() if square else wide).movedim(1, 0).flatten(1).sum(1)
+def _add_up(partial: Tensor, *, norms: bool = False) -> Tensor:
+    """Add up partial sums, or the squares of partial norms, of each channel in float64."""
+    partial = partial.cpu()  # some accelerators have no float64
+    others = tuple(d for d in range(partial.ndim) if d != 1)
+    if norms:
+        squares: Tensor = torch.linalg.vector_norm(partial, dim=others, dtype=torch.float64).square_()
+        return squares
+    return partial.sum(others, dtype=torch.float64)
 
 
 def _widest(x: Tensor) -> torch.device:
@@ -144,16 +152,18 @@ class Spread:
     ``sum n_b² (s_b - var)² = cᵀ (sum n_b² z zᵀ) c``.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, channels: int = 0) -> None:
         self.batches = 0
-        self.origin = torch.zeros(0, dtype=torch.float64)
-        self.products = torch.zeros(3, 3, 0, dtype=torch.float64)
+        self.origin = torch.zeros(channels, dtype=torch.float64)
+        self.products = torch.zeros(3, 3, channels, dtype=torch.float64)
 
     def add(self, batch: Moments) -> None:
         """Count one more batch."""
         if self.batches == 0:
-            self.origin = batch.mean
-            self.products = batch.mean.new_zeros(3, 3, len(batch.mean))
+            if len(self.origin) != len(batch.mean):  # not known beforehand
+                self.origin = torch.zeros_like(batch.mean)
+                self.products = batch.mean.new_zeros(3, 3, len(batch.mean))
+            self.origin.copy_(batch.mean)
         d = batch.mean - self.origin
         z = torch.stack((torch.ones_like(d), d, batch.biased + d.square())) * batch.count
         self.products += z[:, None] * z[None]

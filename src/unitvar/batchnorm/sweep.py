@@ -88,14 +88,14 @@ class Sweep:
         """Run a batch that drew random numbers twice more, from the same state, and warn if the results differ."""
         self.looked_for_noise = True
         layers = self.observer.layers
-        counted = [(layer, layer.current, layer.uses) for layer in layers]
+        counted = [(layer, layer.counted()) for layer in layers]
         outputs, seen = [], []
         for _ in range(2):
             with buffers_kept(self.model), self.observer.one_batch():
                 outputs.append(apply(self.model, batch, index, self.forward))
-            seen.append({layer: layer.current for layer in layers})
-        for layer, current, uses in counted:
-            layer.current, layer.uses = current, uses
+            seen.append({layer: layer.counted()[0] for layer in layers})
+        for layer, before in counted:
+            layer.recount(before)
         reached = [layer for layer in self.observer.reached.values() if not _same(seen[0][layer], seen[1][layer])]
         if reached or not same(*outputs):
             where = f"first at the input of BatchNorm {reached[0].name!r}" if reached else "after the last BatchNorm"
