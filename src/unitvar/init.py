@@ -249,13 +249,17 @@ def orthonormal_(
         if transposed:
             parts = parts.transpose(1, 2)
         rows, columns = parts.shape[1], parts.shape[2:].numel()
-        tall = torch.empty((groups, max(rows, columns), min(rows, columns)), dtype=work.dtype, device=work.device)
-        tall.normal_(generator=generator)
-        q, r = torch.linalg.qr(tall)
+        # Columns contiguous, as LAPACK wants them: drawn any other way, the matrix would be copied first.
+        wide = torch.empty((groups, min(rows, columns), max(rows, columns)), dtype=work.dtype, device=work.device)
+        q, r = torch.linalg.qr(wide.normal_(generator=generator).mT)
         # Haar measure needs R's diagonal positive. One product does that and the scaling.
         full = radius * math.sqrt(math.prod(fan.stride) if transposed else 1)
         q *= r.diagonal(dim1=1, dim2=2).sign().unsqueeze(1) * full * math.sqrt(max(rows / columns, 1.0))
-        parts.copy_((q if rows > columns else q.mT).reshape(parts.shape))
+        q = q if rows > columns else q.mT
+        if parts.is_contiguous():
+            parts.view(q.shape).copy_(q)
+        else:
+            parts.copy_(q.reshape(parts.shape))
 
     return _filled(weight, fill)
 
