@@ -17,36 +17,10 @@ from torch.optim.swa_utils import update_bn
 
 import unitvar
 from interleaved import RESULTS, interleave, ratio, show
-from unitvar.paper import record
+from unitvar.paper import models, record
 
 VGG = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 512))
 LIMITS = {"eval pass": 1.25, "update_bn": 0.8, "fvcore": 0.8}
-
-
-class DenseLayer(nn.Sequential):
-    """BN-ReLU-conv-dropout, its output appended to its input."""
-
-    def __init__(self, channels: int, growth: int) -> None:
-        conv = nn.Conv2d(channels, growth, 3, padding=1, bias=False)
-        super().__init__(nn.BatchNorm2d(channels), nn.ReLU(), conv, nn.Dropout(0.2))
-
-    def forward(self, x: Tensor) -> Tensor:  # noqa: D102
-        return torch.cat((x, super().forward(x)), 1)  # type: ignore[no-untyped-call]
-
-
-def densenet(depth: int = 40, growth: int = 12) -> nn.Sequential:
-    """Build the DenseNet of the paper, without bottlenecks."""
-    channels = 16
-    layers: list[nn.Module] = [nn.Conv2d(3, channels, 3, padding=1, bias=False)]
-    for block in range(3):
-        for _ in range((depth - 4) // 3):
-            layers.append(DenseLayer(channels, growth))
-            channels += growth
-        if block < 2:
-            conv = nn.Conv2d(channels, channels, 1, bias=False)
-            layers += [nn.BatchNorm2d(channels), nn.ReLU(), conv, nn.Dropout(0.2), nn.AvgPool2d(2)]
-    layers += [nn.BatchNorm2d(channels), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, 10)]
-    return nn.Sequential(*layers)
 
 
 def vgg() -> nn.Sequential:
@@ -85,7 +59,7 @@ if __name__ == "__main__":
     torch.manual_seed(0)
     batches = [torch.randn(64, 3, 32, 32) for _ in range(arguments.batches)]
     rows: list[dict[str, object]] = []
-    for name, model in (("DenseNet-40-12", densenet()), ("VGG-BN", vgg())):
+    for name, model in (("DenseNet-40-12", models.DenseNet(40, 12, 0.2)), ("VGG-BN", vgg())):
         competitors: dict[str, Callable[[], object]] = {
             "unitvar": partial(unitvar.reestimate_bn_, model, batches),
             "eval pass": partial(eval_pass, model, batches),

@@ -41,7 +41,7 @@ def show(title: str, rows: list[dict[str, object]]) -> None:
     """Print rows as a table."""
     table = Table(title=title, title_justify="left")
     for name in rows[0]:
-        table.add_column(name, justify="right" if isinstance(rows[0][name], float) else "left")
+        table.add_column(name, justify="right" if isinstance(rows[0][name], float) else "left", overflow="fold")
     for row in rows:
         table.add_row(*(f"{v:.3g}" if isinstance(v, float) else str(v) for v in row.values()))
     console.print(table)

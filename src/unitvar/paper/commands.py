@@ -24,9 +24,13 @@ class Reproduce:
     out: Path = Path("results")
     """Folder for the results."""
 
+    quick: bool = False
+    """Only see that everything runs: sizes too small to conclude anything from."""
+
     def run(self, console: Console) -> None:
         """Run each experiment in turn."""
-        for experiment in (Table1(out=self.out), Stability(out=self.out), Reestimation(out=self.out)):
+        small = {"seeds": 2, "epochs": 2} if self.quick else {}
+        for experiment in (Table1(out=self.out), Stability(out=self.out), Reestimation(out=self.out, **small)):
             experiment.run(console)
             console.print()
 
