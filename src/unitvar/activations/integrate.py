@@ -23,6 +23,7 @@ Array: TypeAlias = NDArray[np.float64]
 _REACH = 10.0  # standard deviations on either side, to begin with; the density there is 8e-23
 _FARTHEST = 37.0  # beyond it the density underflows
 _STEP = 2 * _REACH / 4096
+_CUTS = {parts: np.arange(1, parts)[:, None] / parts for parts in (4, 16)}
 
 
 class _Integrand:
@@ -103,34 +104,36 @@ def _edges(integrand: _Integrand, grid: Array) -> Array:
 def _jumps(integrand: _Integrand, grid: Array) -> Array:
     """Find where f or f' jumps, by zooming into every interval of the grid at once.
 
-    Cut an interval into four. Where g is smooth the four increments agree to second order, so the one that stands out
-    does so by 1/16 as much after each zoom; across a jump it does not shrink at all.
+    Cut an interval into equal parts. Where g is smooth the increments agree to second order, so the one that stands out
+    does so ever less with each zoom; across a jump it does not shrink at all.
     """
-    f, df = integrand.values(grid)
     density = np.exp(-grid * grid / 2)
     density /= density.sum()
+    inner = grid[:-1] + np.diff(grid) * _CUTS[4]
+    ends, within = integrand.values(grid), integrand.values(inner.ravel())
     found = []
-    for channel, g in enumerate((f, df)):
+    for channel in (0, 1):
+        g = ends[channel]
         negligible = 1e-9 * math.sqrt(float(density @ (g * g))) + 1e-300
-        left, width = grid[:-1], np.diff(grid)
-        g_left, g_right = g[:-1], g[1:]
+        left, width, parts = grid[:-1], np.diff(grid), 4
+        ladder = np.concatenate([g[None, :-1], within[channel].reshape(inner.shape), g[None, 1:]])
         before = np.zeros(left.shape)
-        for zoom in range(32):
-            inner = left + width * np.array([[0.25], [0.5], [0.75]])
-            g_inner = integrand.values(inner.ravel())[channel].reshape(inner.shape)
-            ladder = np.concatenate([g_left[None], g_inner, g_right[None]])
+        while True:
             steps = np.diff(ladder, axis=0)
             odd = np.abs(steps - np.median(steps, axis=0))
-            which = odd.argmax(axis=0)
-            column = np.arange(left.size)
+            which, column = odd.argmax(axis=0), np.arange(left.size)
             stands_out = odd[which, column]
-            left, width = left + width * which / 4, width / 4
-            g_left, g_right = ladder[which, column], ladder[which + 1, column]
-            # 1/4 is a kink, which f' sees as a jump: halfway between it and 1 on a logarithmic scale.
+            # A kink shrinks with the parts, and f' sees it as a jump; a jump stays.
             keep = (stands_out > negligible) & (stands_out > before / 2)
-            left, width, g_left, g_right, before = (v[keep] for v in (left, width, g_left, g_right, stands_out))
-            if not left.size or (zoom and (width <= 4e-16 * np.maximum(1, np.abs(left))).all()):
+            left, width = (left + width * which / parts)[keep], width[keep] / parts
+            low, high = (ladder[which + i, column][keep] for i in (0, 1))
+            before = stands_out[keep]
+            if not left.size or (width <= 4e-16 * np.maximum(1, np.abs(left))).all():
                 break
+            parts = 16  # few intervals are left, and a call costs more than its points
+            points = left + width * _CUTS[parts]
+            new = integrand.values(points.ravel())[channel].reshape(points.shape)
+            ladder = np.concatenate([low[None], new, high[None]])
         found.append(left + width / 2)
     return np.concatenate(found)
 
