@@ -103,9 +103,10 @@ def test_plot_draws_into_the_axes_it_gets_and_returns_them() -> None:
     assert report.plot(left) is left
     assert len(left.lines[0].get_xdata()) == 6
     assert not right.lines
-    plt.sca(right)
-    assert report.plot() is right
+    own = report.plot()
+    assert own.figure is not figure
     plt.close(figure)
+    plt.close(own.figure)
 
 
 def test_plot_without_matplotlib_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

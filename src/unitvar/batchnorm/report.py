@@ -128,26 +128,16 @@ class BatchNormReport:
         """Draw new over old variance by layer: the middle channel, and the middle 90 % of them.
 
         Args:
-            ax: where to draw; by default matplotlib's current axes.
+            ax: where to draw; default: new axes.
 
         Returns:
             The axes.
         """
-        if ax is None:
-            try:
-                from matplotlib import pyplot as plt
-            except ImportError as error:
-                raise ImportError("plot() needs matplotlib: pip install 'unitvar[plot]'.") from error
-            ax = plt.gca()
+        from unitvar import plot
+
         levels = torch.tensor([0.05, 0.5, 0.95], dtype=torch.float64)
-        low, middle, high = torch.stack([layer.ratio.quantile(levels) for layer in self.layers], dim=1).tolist()
-        depth = range(1, len(self.layers) + 1)
-        ax.fill_between(depth, low, high, alpha=0.25, label="5–95 % of channels")
-        ax.plot(depth, middle, marker="o", label="median channel")
-        ax.axhline(1.0, color="grey", linewidth=0.8)
-        ax.set(yscale="log", xlabel="BatchNorm, in execution order", ylabel="new / old variance")
-        ax.legend()
-        return ax
+        bands = torch.stack([layer.ratio.quantile(levels) for layer in self.layers], dim=1)
+        return plot.ratio_by_layer(*bands.tolist(), ax=ax)
 
 
 def _number(x: Any) -> str:
