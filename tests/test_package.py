@@ -60,3 +60,14 @@ def test_snippets_of_a_page_run(page: Path, tmp_path: Path) -> None:
 def test_links_of_a_page_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\((?!https?://|#)([^)#]+)", page.read_text(encoding="utf-8")):
         assert (page.parent / target).exists(), target
+
+
+def test_every_public_name_is_there_and_unknown_ones_are_not() -> None:
+    script = (
+        "import unitvar; assert set(unitvar.__all__) <= set(dir(unitvar)); "
+        "[getattr(unitvar, name) for name in unitvar.__all__]; from unitvar import *; print(reestimate_bn_.__name__)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "reestimate_bn_"
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+        unitvar.nothing  # noqa: B018

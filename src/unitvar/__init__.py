@@ -3,10 +3,16 @@
 After Hendrycks & Gimpel, *Adjusting for Dropout Variance in Batch Normalization and Weight Initialization*.
 """
 
+from importlib import import_module
+from typing import TYPE_CHECKING
+
 from unitvar import init
 from unitvar.activations import ActivationMoments, activation_moments
-from unitvar.batchnorm import BatchNormReport, reestimate_bn_, reestimated_bn
-from unitvar.stochastic import dropout_off
+
+if TYPE_CHECKING:
+    from unitvar import plot
+    from unitvar.batchnorm import BatchNormReport, reestimate_bn_, reestimated_bn
+    from unitvar.stochastic import dropout_off
 
 __all__ = [
     "ActivationMoments",
@@ -14,8 +20,29 @@ __all__ = [
     "activation_moments",
     "dropout_off",
     "init",
+    "plot",
     "reestimate_bn_",
     "reestimated_bn",
 ]
 
 __version__ = "0.1.0"
+
+# Where a name lives that is imported on first use, so that `import unitvar` stays cheap.
+_LATER = {
+    "BatchNormReport": "unitvar.batchnorm",
+    "dropout_off": "unitvar.stochastic",
+    "plot": "unitvar",
+    "reestimate_bn_": "unitvar.batchnorm",
+    "reestimated_bn": "unitvar.batchnorm",
+}
+
+
+def __getattr__(name: str) -> object:
+    home = _LATER.get(name)
+    if home is None:
+        raise AttributeError(f"module 'unitvar' has no attribute {name!r}")
+    return import_module(f"unitvar.{name}") if home == "unitvar" else getattr(import_module(home), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LATER})
