@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.paper.fake import write_cifar10
 from unitvar.paper import data
 
 
@@ -34,14 +35,7 @@ def test_batches_give_every_example_once() -> None:
 
 @pytest.fixture
 def cifar_folder(tmp_path: Path) -> Path:
-    folder = tmp_path / "cifar-10-batches-bin"
-    folder.mkdir()
-    rng = np.random.default_rng(0)
-    for name in (*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin"):
-        rows = rng.integers(0, 256, size=(7, 3073), dtype=np.uint8)
-        rows[:, 0] %= 10
-        rows.tofile(folder / name)
-    return tmp_path
+    return write_cifar10(tmp_path, images=7)
 
 
 def test_cifar10_is_read_as_its_authors_publish_it(cifar_folder: Path) -> None:
@@ -56,7 +50,7 @@ def test_cifar10_is_read_as_its_authors_publish_it(cifar_folder: Path) -> None:
         assert torch.corrcoef(torch.stack([ours, theirs]))[0, 1].item() == pytest.approx(1)
 
 
-def test_missing_and_cut_files_are_named(cifar_folder: Path, tmp_path: Path) -> None:
+def test_missing_and_cut_files_are_named(cifar_folder: Path) -> None:
     path = cifar_folder / "cifar-10-batches-bin" / "data_batch_3.bin"
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(ValueError, match=r"data_batch_3\.bin has 21510 bytes, not a multiple of 3073"):

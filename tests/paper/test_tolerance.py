@@ -3,20 +3,14 @@
 import json
 from pathlib import Path
 
-import numpy as np
 from rich.console import Console
 
+from tests.paper.fake import write_cifar10
 from unitvar.paper.tolerance import Tolerance
 
 
 def test_a_looser_tolerance_uses_fewer_batches(tmp_path: Path) -> None:
-    folder = tmp_path / "cifar-10-batches-bin"
-    folder.mkdir()
-    rng = np.random.default_rng(0)
-    for name in (*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin"):
-        rows = rng.integers(0, 256, size=(60, 3073), dtype=np.uint8)
-        rows[:, 0] %= 10
-        rows.tofile(folder / name)
+    write_cifar10(tmp_path, images=60)
     console = Console(quiet=True)
     Tolerance(tmp_path, tmp_path / "out", (10.0, 1e-9), shuffles=2, images=60, epochs=1, batch=20).run(console)
     trials = json.loads((tmp_path / "out" / "tolerance.json").read_text(encoding="utf-8"))["trials"]
