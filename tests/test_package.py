@@ -2,6 +2,7 @@
 
 import doctest
 import importlib
+import os
 import pkgutil
 import re
 import subprocess
@@ -46,6 +47,7 @@ def test_snippets_of_a_page_run(page: Path, tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-W", "error::UserWarning", "-c", "\n".join(blocks)],
         cwd=tmp_path,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         check=False,

@@ -1,6 +1,7 @@
 """The command line, as a user meets it: in a process of its own, piped."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,8 @@ EXPERIMENTS = ("table1", "stability", "reestimation")
 
 def run(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     command = [str(Path(sys.executable).parent / "unitvar"), *arguments]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False, timeout=300)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False)
 
 
 def test_table1_prints_and_saves(tmp_path: Path) -> None:
