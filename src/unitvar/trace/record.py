@@ -1,0 +1,261 @@
+"""The recorder: a dispatch mode that sees every op of a run and writes it down."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from unitvar.trace.graph import Graph, Node, Op, Value, op_of
+
+__all__ = ["Recorder"]
+
+MERGE = "unitvar.merge"
+_LARGEST = 1 << 22  # elements of a storage up to which the overlap of two views is counted exactly
+
+
+class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Write down what runs.
+
+    What depends on no parameter, buffer or input is computed as it is and becomes a constant; with ``fake``, all else
+    is computed on stand-ins without data. Nothing that existed before the run is ever written to in that case.
+
+    Args:
+        named: parameters and buffers, by identity.
+        path: says which module is running.
+        known: whether an op needs no decomposition.
+        fake: the mode that makes stand-ins, or None to use real tensors; "meta" for models on the meta device.
+    """
+
+    def __init__(  # noqa: D107
+        self,
+        named: dict[int, tuple[Tensor, Value]],
+        path: Callable[[], str],
+        known: Callable[[Op], bool],
+        fake: FakeTensorMode | str | None,
+    ) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.graph = Graph(real=fake is None)
+        self.graph.parameters = {v.name: v for _, v in named.values() if v.kind == "parameter"}
+        self.path, self.known, self.fake = path, known, fake
+        # Tensors are kept alive, so that an id stays theirs.
+        self.bound: dict[int, tuple[Tensor, Value, int]] = {i: (t, v, 0) for i, (t, v) in named.items()}
+        self.stand_ins: dict[int, tuple[Tensor, Tensor]] = {}
+        self.writes: dict[int, list[tuple[int, Value, Tensor]]] = {}
+        self.clock = 0
+        self.owners: dict[int, Value] = {_storage(t): v for t, v in named.values() if v.kind == "parameter"}
+
+    def input(self, tensor: Tensor, name: str) -> Tensor:
+        """Make a tensor an input of the graph; return what to feed the model instead of it."""
+        value = Value("input", tensor, name=name)
+        value.tensor = tensor
+        self.graph.inputs.append(value)
+        self.bound[id(tensor)] = (tensor, value, 0)
+        return self._stand_in(tensor) if self.fake is not None else tensor
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run an op and record it."""
+        kwargs = kwargs or {}
+        op = op_of(func)
+        tensors = list(_tensors(args))
+        if kwargs:
+            tensors += _tensors(kwargs.values())
+        if not op.random and not any(self._tracked(t) for t in tensors):
+            return func(*args, **kwargs)  # a constant
+        if op.name.startswith("prim."):  # ``x.device`` and the like
+            return self._run(func, args, kwargs, tensors)
+        if not self.known(op) and func._can_decompose():
+            with self:
+                out = func.decompose(*args, **kwargs)
+            if out is not NotImplemented:
+                self.graph.decomposed[op.name] += 1
+                return out
+        bound = op.bind(args, kwargs)
+        node = Node(op, tuple(self._named(a) for a in bound), self.path())
+        out = self._run(func, args, kwargs, tensors)
+        # An out= op hands back its target, an in-place op its own argument: those are rebound below.
+        outs = [out] if isinstance(out, Tensor) else [o for o in _flat(out) if isinstance(o, Tensor)]
+        self.graph.nodes.append(node)
+        if op.written:
+            targets = [t for i in op.written for t in _tensors((bound[i],))]
+            node.outputs = tuple(self._write(t, node) for t in targets)
+            for tensor, value in zip(outs, node.outputs, strict=False):
+                self.bound[id(tensor)] = (tensor, value, self.clock)  # type: ignore[assignment]
+            return out
+        kind = "activation"
+        if not op.random and all(v.kind in ("parameter", "derived", "constant", "buffer") for v in node.inputs):
+            kind = "derived" if any(v.kind in ("parameter", "derived") for v in node.inputs) else "buffer"
+        node.outputs = tuple(self._bind(t, Value(kind, t, node=node)) for t in outs)
+        return out
+
+    def _tracked(self, tensor: Tensor) -> bool:
+        return id(tensor) in self.bound or isinstance(tensor, FakeTensor) or (
+            bool(self.writes) and _storage(tensor) in self.writes
+        )  # fmt: skip
+
+    def _run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[Tensor]) -> Any:
+        if self.fake is None or not any(self._abstract(t) for t in tensors):
+            return func(*args, **kwargs)
+        args = tuple(self._replaced(a) for a in args)
+        kwargs = {k: self._replaced(v) for k, v in kwargs.items()}
+        if self.fake == "meta":
+            if "device" in kwargs:
+                kwargs["device"] = torch.device("meta")
+            return func(*args, **kwargs)
+        with self.fake:  # type: ignore[union-attr]
+            return func(*args, **kwargs)
+
+    def _abstract(self, tensor: Tensor) -> bool:
+        """Say whether a tensor has to be replaced or is a stand-in; noise is neither, so that ``.item()`` works."""
+        if isinstance(tensor, FakeTensor) or tensor.is_meta:
+            return True
+        entry = self.bound.get(id(tensor))
+        return entry is not None and entry[1].kind != "activation"
+
+    def _replaced(self, arg: Any) -> Any:
+        if isinstance(arg, Tensor):
+            return self._stand_in(arg)
+        if isinstance(arg, (list, tuple)):
+            return type(arg)(self._replaced(a) for a in arg)
+        return arg
+
+    def _stand_in(self, tensor: Tensor) -> Tensor:
+        if isinstance(tensor, FakeTensor):
+            return tensor
+        found = self.stand_ins.get(id(tensor))
+        if found is None:
+            size, stride = tensor.shape, tensor.stride()
+            if self.fake == "meta":
+                if tensor.is_meta:
+                    return tensor
+                fake = torch.empty_strided(size, stride, dtype=tensor.dtype, device="meta")
+            else:
+                empty = torch.empty_strided(size, stride, dtype=tensor.dtype, device="meta")
+                fake = FakeTensor(self.fake, empty, tensor.device)
+            found = self.stand_ins[id(tensor)] = tensor, fake
+            entry = self.bound.get(id(tensor))
+            if entry is not None:
+                self.bound[id(fake)] = (fake, entry[1], entry[2])
+                if entry[1].kind == "parameter":
+                    self.owners[_storage(fake)] = entry[1]
+        return found[1]
+
+    def _named(self, arg: Any) -> Any:
+        if isinstance(arg, Tensor):
+            return self._read(arg)
+        if isinstance(arg, (list, tuple)):
+            return tuple(self._named(a) for a in arg)
+        return arg
+
+    def _read(self, tensor: Tensor) -> Value:
+        entry = self.bound.get(id(tensor))
+        if entry is None:
+            value = Value("constant", tensor)
+            value.tensor = None if isinstance(tensor, FakeTensor) or tensor.is_meta else tensor
+            entry = tensor, value, 0
+            self.bound[id(tensor)] = entry
+        if not self.writes:
+            return entry[1]
+        later = [w for w in self.writes.get(_storage(tensor), ()) if w[0] > entry[2] and w[2] is not tensor]
+        if not later:
+            return entry[1]
+        # Another view of the same storage was written to: what is read is a mixture of both.
+        shares = tuple(_overlap(tensor, written) for _, _, written in later)
+        if not any(shares):
+            return entry[1]
+        args = (entry[1], tuple(v for _, v, _ in later), shares)
+        node = Node(_MERGE_OP, args, self.path())
+        value = Value("activation", tensor, node=node)
+        node.outputs = (value,)
+        self.graph.nodes.append(node)
+        self.bound[id(tensor)] = (tensor, value, self.clock)
+        return value
+
+    def _write(self, tensor: Tensor, node: Node) -> Value:
+        self.clock += 1
+        value = Value("activation", tensor, node=node)
+        self.bound[id(tensor)] = (tensor, value, self.clock)
+        stand_in = self.stand_ins.get(id(tensor))
+        if stand_in is not None:
+            self.bound[id(stand_in[1])] = (stand_in[1], value, self.clock)
+        self.writes.setdefault(_storage(tensor), []).append((self.clock, value, tensor))
+        return value
+
+    def _bind(self, tensor: Tensor, value: Value) -> Value:
+        if value.kind == "derived":
+            owner = self.owners.get(_storage(tensor))
+            if owner is not None:
+                value.parameter = owner
+                value.layout = tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset())
+        entry = self.bound.get(id(tensor))
+        if entry is None:
+            self.bound[id(tensor)] = (tensor, value, self.clock)
+        else:  # the op handed back its argument (``x.to(x.dtype)``): it stays what it was
+            self.bound[id(tensor)] = (tensor, value, entry[2])
+        return value
+
+    def outputs(self, result: Any) -> None:
+        """Note what the model returned."""
+        self.graph.outputs = [self.bound[id(t)][1] for t in _flat(result) if id(t) in self.bound]
+
+
+def _merge(self: Tensor, written: Tensor) -> Tensor:
+    raise NotImplementedError  # never run: it only stands in a graph
+
+
+_MERGE_OP = Op(_merge, MERGE, ("self", "written", "shares"), (None, None, None), (), False, False, False)
+
+
+def _storage(tensor: Tensor) -> int:
+    try:
+        return int(tensor.untyped_storage()._cdata)
+    except (RuntimeError, NotImplementedError):  # sparse tensors and the like have none
+        return -id(tensor)
+
+
+def _overlap(read: Tensor, written: Tensor) -> float:
+    """Return the share of what is read that was written."""
+    here, there = ((t.shape, t.stride(), t.storage_offset()) for t in (read, written))
+    if here == there:
+        return 1.0
+    end = max(_end(read), _end(written))
+    if end > _LARGEST or not read.numel():
+        return min(1.0, written.numel() / max(1, read.numel()))
+    touched = torch.zeros(end, dtype=torch.bool)
+    touched.as_strided(written.shape, written.stride(), int(written.storage_offset())).fill_(True)
+    seen = touched.as_strided(read.shape, read.stride(), int(read.storage_offset()))
+    return float(seen.double().mean())
+
+
+def _end(tensor: Tensor) -> int:
+    reach = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True) if n)
+    return int(tensor.storage_offset()) + reach + 1
+
+
+def _tensors(args: Any) -> Iterator[Tensor]:
+    for arg in args:
+        if isinstance(arg, Tensor):
+            yield arg
+        elif isinstance(arg, (list, tuple)):
+            yield from _tensors(arg)
+
+
+def _flat(result: Any) -> Iterator[Any]:
+    """Walk whatever a model may return."""
+    if isinstance(result, (list, tuple, set)):
+        for item in result:
+            yield from _flat(item)
+    elif isinstance(result, dict) or (hasattr(result, "values") and callable(result.values)):
+        if not isinstance(result, Tensor):
+            for item in result.values():
+                yield from _flat(item)
+        else:
+            yield result
+    else:
+        yield result

@@ -1,0 +1,150 @@
+"""Tracing: fake tensors first, real ones where those fail."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.utils.rnn import PackedSequence
+
+from unitvar.batchnorm.feed import device_of, moved
+from unitvar.batchnorm.preserve import _Uninitialised, _waits
+from unitvar.trace.graph import Graph, Op, Value
+from unitvar.trace.record import Recorder
+from unitvar.trace.untouched import modules_tracked, untouched, values_kept
+
+__all__ = ["call", "lazy_kept", "materialised", "trace"]
+
+_REMEDY = "If it came from a loader as (input, target), the target is not the model's input: pass batch[0]."
+
+
+def trace(model: nn.Module, example: Any, *, training: bool = True, known: Callable[[Op], bool] | None = None) -> Graph:
+    """Run a model once and return what it did as a graph.
+
+    The run happens in train mode, whatever the model's flags, on tensors without data; where the model needs values
+    (control flow on them, ``.item()``, numpy), on real ones. The model comes out as it went in.
+
+    Args:
+        model: any module.
+        example: a tensor; a tuple of positional arguments; a dict of keyword arguments.
+        training: the mode to run in.
+        known: whether an op is understood; others are taken apart where they can be.
+
+    Returns:
+        The graph.
+
+    Example:
+        >>> graph = trace(torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.ReLU()), torch.zeros(2, 4))
+        >>> [(node.name, node.path) for node in graph.nodes]
+        [('aten.linear', '0'), ('aten.relu', '1')]
+    """
+    check_example(example)
+    known = known or (lambda op: True)
+    on_meta = device_of(model).type == "meta"
+    with lazy_kept(model), untouched(model, training=training):
+        if not on_meta:
+            example = moved(example, device_of(model))
+            materialised(model, example)
+        fake: FakeTensorMode | str = "meta" if on_meta else FakeTensorMode(allow_non_fake_inputs=True)
+        try:
+            with torch.inference_mode():
+                return _record(model, example, fake, known, training)
+        except Exception as error:
+            if on_meta:
+                raise _explained(error, example) from error
+        with values_kept(model):
+            try:
+                with torch.inference_mode():
+                    return _record(model, example, None, known, training)
+            except Exception as first:
+                try:  # autograd inside forward works under no_grad, but not under inference_mode
+                    with torch.no_grad():
+                        return _record(model, example, None, known, training)
+                except Exception:
+                    raise _explained(first, example) from first.__cause__
+
+
+def _record(
+    model: nn.Module, example: Any, fake: FakeTensorMode | str | None, known: Callable[[Op], bool], training: bool
+) -> Graph:
+    named: dict[int, tuple[Tensor, Value]] = {}
+    for kind, tensors in (("parameter", model.named_parameters()), ("buffer", model.named_buffers())):
+        for name, tensor in tensors:
+            value = Value(kind, tensor, name=name)
+            value.tensor = tensor
+            named[id(tensor)] = tensor, value
+    with modules_tracked(model) as stack:
+        recorder = Recorder(named, lambda: stack[-1], known, fake)
+        recorder.graph.training = training
+        fed = _fed(example, recorder)
+        with recorder:
+            result = call(model, fed)
+        recorder.outputs(result)
+    return recorder.graph
+
+
+def _fed(example: Any, recorder: Recorder, name: str = "input") -> Any:
+    """Replace every tensor of an example by what the recorder wants to see."""
+    if isinstance(example, Tensor):
+        return recorder.input(example, name)
+    if isinstance(example, PackedSequence):
+        return PackedSequence(recorder.input(example.data, name), *example[1:])
+    if isinstance(example, Mapping):
+        return type(example)({k: _fed(v, recorder, str(k)) for k, v in example.items()})  # type: ignore[call-arg]
+    if isinstance(example, tuple) and hasattr(example, "_fields"):
+        return type(example)(*(_fed(v, recorder, name) for v in example))
+    if isinstance(example, (tuple, list)):
+        return type(example)(_fed(v, recorder, f"{name}{i}") for i, v in enumerate(example))
+    return example
+
+
+def check_example(example: Any) -> None:
+    """Refuse what cannot be an example."""
+    if isinstance(example, list):
+        raise TypeError(
+            "The example is a list, which is neither a tensor nor a tuple of positional arguments nor a dict of "
+            f"keyword arguments. {_REMEDY}"
+        )
+
+
+def call(model: nn.Module, example: Any) -> Any:
+    """Run a model on a tensor, on a tuple of positional arguments or on a dict of keyword arguments."""
+    if isinstance(example, Mapping):
+        return model(**example)
+    if isinstance(example, tuple) and not hasattr(example, "_fields"):
+        return model(*example)
+    return model(example)
+
+
+def _explained(error: Exception, example: Any) -> Exception:
+    if isinstance(example, tuple) and len(example) > 1 and not hasattr(example, "_fields"):
+        explained = TypeError(
+            f"The model rejected the example's {len(example)} elements as positional arguments: {error} {_REMEDY}"
+        )
+        explained.__cause__ = error
+        return explained
+    return error
+
+
+def materialised(model: nn.Module, example: Any) -> None:
+    """Run a model with lazy layers once, so that they learn their shapes."""
+    if any(_waits(module) for module in model.modules()):
+        with torch.no_grad(), values_kept(model):
+            try:
+                call(model, example)
+            except Exception as error:
+                raise _explained(error, example) from error.__cause__
+
+
+@contextmanager
+def lazy_kept(model: nn.Module) -> Iterator[None]:
+    """Make lazy layers lazy again."""
+    saved = [_Uninitialised(module) for module in model.modules() if _waits(module)]
+    with ExitStack() as stack:
+        for module in saved:
+            stack.callback(module.restore)
+        yield
