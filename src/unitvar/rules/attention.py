@@ -1,0 +1,69 @@
+"""Softmax and attention."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from unitvar.rules.moments import Moments
+from unitvar.rules.registry import builtin
+
+__all__: list[str] = []
+
+
+def _concentration(var: float, count: float) -> float:
+    """Return E Σ a² of a softmax over Gaussian scores: e^var / count for many of them, and never above one."""
+    spread = min(var, 50.0)
+    return min(1.0, 1.0 / (1.0 + (count - 1.0) * math.exp(-spread)))
+
+
+@builtin("softmax", "_softmax", "special_softmax", word="softmax")
+def softmax(x: Moments, dim: int, *_: Any) -> Moments:
+    size = x.shape[dim % len(x.shape)] if x.shape else 1
+    count = max(1.0, size * (1.0 - x.masked))
+    square = _concentration(x.var, count) / size
+    # A negative share marks weights that sum to one along their last dimension.
+    marked = -1.0 if dim % max(1, len(x.shape)) == len(x.shape) - 1 else 0.0
+    return Moments(1.0 / size, max(square, size**-2), x.shape, masked=marked)
+
+
+@builtin("log_softmax", "_log_softmax", "special_log_softmax", word="logsoftmax")
+def log_softmax(x: Moments, dim: int, *_: Any) -> Moments:
+    size = x.shape[dim % len(x.shape)] if x.shape else 1
+    level = -math.log(size) - x.var / 2
+    return x.like(mean=level, second=level**2 + x.var, cross=None)
+
+
+@builtin("logsumexp", word="logsumexp")
+def logsumexp(x: Moments, dim: Any, keepdim: bool = False) -> Moments:
+    n = len(x.shape)
+    dims = {d % n for d in ([dim] if isinstance(dim, int) else dim)}
+    count = math.prod(x.shape[d] for d in dims)
+    level = x.mean + math.log(count) + x.var / 2
+    shape = tuple(1 if i in dims else s for i, s in enumerate(x.shape) if keepdim or i not in dims)
+    return Moments(level, level**2 + math.expm1(min(x.var, 50.0)) / count, shape)
+
+
+@builtin(
+    "scaled_dot_product_attention", word="attention", backward=lambda q, k, v, *_: (1.0, 1.0, 1.0 / max(1, k.shape[-2]))
+)
+def attention(
+    query: Moments, key: Moments, value: Moments, mask: Any = None, dropout: float = 0.0, causal: bool = False,
+    scale: float | None = None, *_: Any,
+) -> Moments:  # fmt: skip
+    width, tokens = query.shape[-1], key.shape[-2]
+    scale = 1 / math.sqrt(width) if scale is None else scale
+    scores = Moments.product(query, key, width, ())
+    # What all keys have in common moves all scores of a query alike, and a softmax does not see it.
+    shared = max(0.0, key.pair - key.mean**2) / key.second if key.second > 0 else 0.0
+    spread = scores.var * scale**2 * (1 - shared)
+    rows = query.shape[-2]
+    if causal:
+        seen: list[float] = [min(tokens, i + 1) for i in range(min(rows, 4096))]
+    else:
+        left = 1.0 - max(0.0, mask.masked) if isinstance(mask, Moments) else 1.0
+        seen = [max(1.0, tokens * left)]
+    squares = sum(_concentration(spread, n) for n in seen) / len(seen) / (1.0 - dropout)
+    common = value.pair
+    second = common * (1 + squares * dropout) + (value.second - common) * squares
+    return value.like(second=second, cross=common, shape=(*query.shape[:-1], value.shape[-1]))

@@ -1,0 +1,79 @@
+"""What the engine knows of a tensor: the moments of one of its elements."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+__all__ = ["Moments"]
+
+
+@dataclass(frozen=True, slots=True)
+class Moments:
+    """Hold mean and second moment of an element of a tensor, over units, examples and draws of the weights.
+
+    Attributes:
+        mean: E x.
+        second: E x².
+        shape: the tensor's shape.
+        cross: E x_i x_j of one feature at two positions (pixels, tokens) of an example; None: independent, mean².
+            Deep networks make positions alike, and what a pool or an average does depends on it.
+        features: the dimension that counts features; None: the last one.
+        masked: the share of elements that a mask has set to minus infinity, on the way to a softmax.
+    """
+
+    mean: float
+    second: float
+    shape: tuple[int, ...] = ()
+    cross: float | None = field(default=None, kw_only=True)
+    features: int | None = field(default=None, kw_only=True)
+    masked: float = field(default=0.0, kw_only=True)
+    # The law of the maximum of k elements, where the engine knows more than moments.
+    extreme: Callable[[float], Moments] | None = field(default=None, kw_only=True, repr=False, compare=False)
+
+    @property
+    def var(self) -> float:
+        """Give the variance."""
+        return max(0.0, self.second - self.mean**2)
+
+    @property
+    def pair(self) -> float:
+        """Give E x_i x_j for two positions."""
+        return self.mean**2 if self.cross is None else min(self.cross, self.second)
+
+    def like(self, **changes: Any) -> Moments:
+        """Copy with changes."""
+        return replace(self, extreme=None, **changes)
+
+    def scaled(self, factor: float, **changes: Any) -> Moments:
+        """Multiply the tensor by a number."""
+        square = factor**2
+        cross = None if self.cross is None else self.cross * square
+        changes = {"mean": self.mean * factor, "second": self.second * square, "cross": cross, **changes}
+        return self.like(**changes)
+
+    def averaged(self, count: float, **changes: Any) -> Moments:
+        """Average over some positions: what they share stays, the rest shrinks by their number."""
+        count = max(1.0, count)
+        second = (self.second + (count - 1) * self.pair) / count
+        return self.like(**{"second": second, "cross": self.cross, **changes})
+
+    def maximum(self, count: float) -> Moments:
+        """Take the largest over some positions."""
+        if self.extreme is None:
+            raise ValueError("These moments do not know their law; only those that the engine hands to a rule do.")
+        return self.extreme(max(1.0, count))
+
+    @staticmethod
+    def product(a: Moments, b: Moments, terms: float, shape: tuple[int, ...]) -> Moments:
+        """Sum some products of independent elements, as a matrix product does."""
+        mean = terms * a.mean * b.mean
+        var = terms * (a.second * b.second - (a.mean * b.mean) ** 2)
+        return Moments(mean, max(0.0, var) + mean**2, shape)
+
+    @property
+    def std(self) -> float:
+        """Give the standard deviation."""
+        return math.sqrt(self.var)

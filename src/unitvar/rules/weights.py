@@ -1,0 +1,246 @@
+"""Linear maps: what a weight makes of a signal. A weight is Moments, too: zero mean, second moment s² / fan-in."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from unitvar.rules.moments import Moments
+from unitvar.rules.pool import windows
+from unitvar.rules.registry import builtin
+
+__all__: list[str] = []
+
+
+def _plus(out: Moments, bias: Moments | None) -> Moments:
+    if bias is None or not isinstance(bias, Moments):
+        return out
+    mean = out.mean + bias.mean
+    # A bias is the same at all positions.
+    cross = mean**2 + (out.pair - out.mean**2) + bias.var
+    return out.like(mean=mean, second=mean**2 + out.var + bias.var, cross=cross)
+
+
+def contract(x: Moments, weight: Moments, terms: float, shape: tuple[int, ...], features: int | None = None) -> Moments:
+    """Sum over the fan-in. What two positions share passes through a weight that they share."""
+    out = Moments.product(x, weight, terms, shape)
+    cross = terms * weight.var * x.pair + out.mean**2
+    return out.like(cross=cross, features=features)
+
+
+def _linear_backward(x: Moments, weight: Moments, *_: Any) -> float:
+    return weight.shape[0] * weight.second
+
+
+@builtin("linear", weights=(1,), backward=_linear_backward)
+def linear(x: Moments, weight: Moments, bias: Moments | None = None) -> Moments:
+    shape = (*x.shape[:-1], *weight.shape[:-1])
+    return _plus(contract(x, weight, weight.shape[-1], shape, len(shape) - 1), bias)
+
+
+def _conv_counts(
+    x: Moments, weight: Moments, stride: Sequence[int], padding: Any, dilation: Sequence[int]
+) -> tuple[tuple[int, ...], float]:
+    """Return the sizes of the output, and how many taps an output sees on average: padding gives nothing."""
+    kernel = weight.shape[2:]
+    sizes, taps = [], 1.0
+    for i, (size, k) in enumerate(zip(x.shape[-len(kernel) :], kernel, strict=True)):
+        s, d = stride[i % len(stride)], dilation[i % len(dilation)]
+        if isinstance(padding, str):
+            total = d * (k - 1) if padding == "same" else 0
+            # An uneven total pads more on the right; the count is that of the mean on both sides, to first order.
+            count, seen = windows(size + total % 2, k, s, total // 2, d)
+            seen *= 1.0 if not total % 2 else (size * k - _lost(size, k, d, total)) / (count * seen)
+        else:
+            count, seen = windows(size, k, s, padding[i % len(padding)], d)
+        sizes.append(count)
+        taps *= seen
+    return tuple(sizes), taps
+
+
+def _lost(size: int, kernel: int, dilation: int, total: int) -> int:
+    left = total // 2
+    return sum(sum(1 for o in range(size) if not 0 <= o - left + tap * dilation < size) for tap in range(kernel))
+
+
+def _conv_backward(
+    x: Moments, weight: Moments, bias: Any, stride: Any, padding: Any, dilation: Any, groups: int
+) -> float:
+    sizes, taps = _conv_counts(x, weight, stride, padding, dilation)
+    reached = weight.shape[0] / groups * taps * math.prod(sizes) / math.prod(x.shape[-len(sizes) :])
+    return reached * weight.second
+
+
+@builtin("conv1d", "conv2d", "conv3d", weights=(1,), backward=_conv_backward)
+def conv(
+    x: Moments,
+    weight: Moments,
+    bias: Any = None,
+    stride: Any = (1,),
+    padding: Any = (0,),
+    dilation: Any = (1,),
+    groups: int = 1,
+) -> Moments:
+    sizes, taps = _conv_counts(x, weight, stride, padding, dilation)
+    shape = (*x.shape[: -len(sizes) - 1], weight.shape[0], *sizes)
+    return _plus(contract(x, weight, weight.shape[1] * taps, shape, len(shape) - len(sizes) - 1), bias)
+
+
+def _transposed_counts(
+    x: Moments, weight: Moments, stride: Any, padding: Any, extra: Any, dilation: Any
+) -> tuple[tuple[int, ...], float]:
+    kernel = weight.shape[2:]
+    sizes, taps = [], 1.0
+    for i, (size, k) in enumerate(zip(x.shape[-len(kernel) :], kernel, strict=True)):
+        s, p, e, d = (v[i % len(v)] for v in (stride, padding, extra, dilation))
+        out = (size - 1) * s - 2 * p + d * (k - 1) + e + 1
+        seen = sum(1 for j in range(size) for t in range(k) if 0 <= j * s - p + t * d < out) if size < 512 else size * k
+        sizes.append(out)
+        taps *= seen / out
+    return tuple(sizes), taps
+
+
+def _transposed_backward(
+    x: Moments, weight: Moments, bias: Any, stride: Any, padding: Any, extra: Any, groups: int, dilation: Any
+) -> float:
+    sizes, taps = _transposed_counts(x, weight, stride, padding, extra, dilation)
+    return weight.shape[1] * taps * math.prod(sizes) / math.prod(x.shape[-len(sizes) :]) * weight.second
+
+
+@builtin("conv_transpose1d", "conv_transpose2d", "conv_transpose3d", weights=(1,), backward=_transposed_backward)
+def conv_transpose(
+    x: Moments,
+    weight: Moments,
+    bias: Any = None,
+    stride: Any = (1,),
+    padding: Any = (0,),
+    extra: Any = (0,),
+    groups: int = 1,
+    dilation: Any = (1,),
+) -> Moments:
+    sizes, taps = _transposed_counts(x, weight, stride, padding, extra, dilation)
+    shape = (*x.shape[: -len(sizes) - 1], weight.shape[1] * groups, *sizes)
+    out = contract(x, weight, weight.shape[0] / groups * taps, shape, len(shape) - len(sizes) - 1)
+    return _plus(out, bias)
+
+
+@builtin("convolution", "_convolution", weights=(1,))
+def convolution(
+    x: Moments,
+    weight: Moments,
+    bias: Any,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    transposed: bool,
+    extra: Any,
+    groups: int,
+    *_: Any,
+) -> Moments:
+    if transposed:
+        return conv_transpose(x, weight, bias, stride, padding, extra, groups, dilation)
+    return conv(x, weight, bias, stride, padding, dilation, groups)
+
+
+def _matmul_shape(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:
+    if len(a) == 1:
+        return (*b[:-2], *b[-1:]) if len(b) > 1 else ()
+    if len(b) == 1:
+        return a[:-1]
+    batch = a[:-2] if len(a) >= len(b) else b[:-2]
+    return (*batch, a[-2], b[-1])
+
+
+def _matmul_backward(a: Moments, b: Moments) -> tuple[float, float]:
+    shape = _matmul_shape(a.shape, b.shape)
+    columns = shape[-1] if len(b.shape) > 1 and shape else 1
+    rows = shape[-2] if len(a.shape) > 1 and len(shape) > 1 else 1
+    return columns * b.second, rows * a.second
+
+
+@builtin("matmul", "mm", "bmm", "mv", "dot", weights=(0, 1), word="matmul", backward=_matmul_backward)
+def matmul(a: Moments, b: Moments) -> Moments:
+    out = contract(a, b, a.shape[-1], _matmul_shape(a.shape, b.shape))
+    if a.masked < 0:  # rows of a softmax sum to one: what all positions of b share, they keep
+        within = b.var - max(0.0, b.pair - b.mean**2)
+        second = b.pair + a.second * a.shape[-1] * within
+        out = out.like(mean=b.mean, second=second, cross=b.pair)
+    features = len(out.shape) - 1 if b.features in (None, len(b.shape) - 1) else None
+    return out.like(features=features)
+
+
+@builtin("addmm", weights=(1, 2), word="matmul", backward=lambda c, a, b, *_: (1.0, *_matmul_backward(a, b)))
+def addmm(bias: Moments, a: Moments, b: Moments, beta: float = 1, alpha: float = 1) -> Moments:
+    return _plus(matmul(a, b).scaled(alpha), bias.scaled(beta))
+
+
+@builtin(
+    "baddbmm", "addbmm", weights=(1, 2), word="matmul", backward=lambda c, a, b, *_: (1.0, *_matmul_backward(a, b))
+)
+def baddbmm(bias: Moments, a: Moments, b: Moments, beta: float = 1, alpha: float = 1) -> Moments:
+    return _plus(matmul(a, b).scaled(alpha), bias.scaled(beta))
+
+
+@builtin("addmv", weights=(1, 2), word="matmul")
+def addmv(bias: Moments, a: Moments, b: Moments, beta: float = 1, alpha: float = 1) -> Moments:
+    return _plus(matmul(a, b).scaled(alpha), bias.scaled(beta))
+
+
+def summed(equation: str, shapes: Sequence[tuple[int, ...]]) -> tuple[tuple[int, ...], float, dict[str, int]]:
+    """Return the shape of an einsum, the number of terms in a sum, and the size of each letter."""
+    equation = equation.replace(" ", "")
+    left, _, right = equation.partition("->")
+    terms = left.split(",")
+    sizes: dict[str, int] = {}
+    dots: tuple[int, ...] = ()
+    for letters, shape in zip(terms, shapes, strict=True):
+        before, _, after = letters.partition("...")
+        for letter, size in zip(before, shape, strict=False):
+            sizes[letter] = max(size, sizes.get(letter, 1))
+        for letter, size in zip(reversed(after), reversed(shape), strict=False):
+            sizes[letter] = max(size, sizes.get(letter, 1))
+        if "..." in letters:
+            inner = shape[len(before) : len(shape) - len(after)]
+            dots = inner if len(inner) > len(dots) else dots
+    if "->" not in equation:
+        letters = left.replace(",", "").replace(".", "")
+        right = ("..." if "..." in left else "") + "".join(sorted(c for c in set(letters) if letters.count(c) == 1))
+    count = math.prod(size for letter, size in sizes.items() if letter not in right)
+    before, _, after = right.partition("...")
+    shape = (*(sizes[c] for c in before), *(dots if "..." in right else ()), *(sizes[c] for c in after))
+    return shape, float(count), sizes
+
+
+@builtin("einsum", weights=(1,), word="einsum")
+def einsum(equation: str, tensors: Sequence[Moments], *_: Any) -> Moments:
+    shape, terms = summed(equation, [t.shape for t in tensors])[:2]
+    if len(tensors) == 1:
+        (x,) = tensors
+        return x.like(mean=terms * x.mean, second=terms * x.var + (terms * x.mean) ** 2, shape=shape)
+    out = tensors[0]
+    for i, other in enumerate(tensors[1:]):
+        out = contract(out, other, terms if i == len(tensors) - 2 else 1.0, shape)
+    return out
+
+
+@builtin("bilinear", weights=(2,))
+def bilinear(a: Moments, b: Moments, weight: Moments, bias: Any = None) -> Moments:
+    both = Moments(a.mean * b.mean, a.second * b.second, a.shape)
+    return _plus(contract(both, weight, weight.shape[1] * weight.shape[2], (*a.shape[:-1], weight.shape[0])), bias)
+
+
+@builtin("embedding", word="embedding")
+def embedding(weight: Moments, indices: Moments, *_: Any) -> Moments:
+    return Moments(weight.mean, weight.second, (*indices.shape, weight.shape[-1]), cross=weight.mean**2)
+
+
+@builtin("embedding_bag", "_embedding_bag", word="embedding")
+def embedding_bag(weight: Moments, indices: Moments, offsets: Any, *rest: Any) -> tuple[Moments, ...]:
+    bags = offsets.shape[0] if isinstance(offsets, Moments) else indices.shape[0]
+    count = max(1.0, math.prod(indices.shape) / max(1, bags))
+    mode = rest[1] if len(rest) > 1 else 0
+    one = Moments(weight.mean, weight.second, (bags, weight.shape[-1]))
+    out = one.averaged(count)
+    out = out.scaled(count) if mode == 0 else out
+    return out, indices, indices, indices
