@@ -1,0 +1,91 @@
+"""Ops that no rule knows: run on random numbers with the right moments."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from unitvar.rules import Moments
+from unitvar.trace import Node, Value
+
+__all__ = ["sampled", "sampled_backward"]
+
+_MOST = 1 << 22  # elements; larger tensors are not worth it
+
+
+def sampled(node: Node, as_moments: Callable[[Any, Mapping[int, Moments]], Any]) -> tuple[Moments, ...]:
+    """Estimate the moments of an op's outputs; where it cannot be run, pass its input's on."""
+    first = next((as_moments(v, {}) for v in node.inputs), Moments(0.0, 1.0))
+    unknown = tuple(first.like(cross=None) for _ in node.outputs)
+    if any(math.prod(v.shape) > _MOST for v in node.inputs):
+        return unknown
+    try:
+        with torch.no_grad():
+            out = _run(node, as_moments, {})
+    except Exception:  # whatever a foreign op raises on inputs that it did not expect
+        return unknown
+    outs = [out] if isinstance(out, Tensor) else list(out)
+    found = []
+    for o, value in zip(outs, node.outputs, strict=False):
+        numbers = o.double() if isinstance(o, Tensor) and not o.is_complex() else torch.zeros(1)
+        numbers = numbers[numbers.isfinite()]
+        shape = value.shape if value is not None else ()
+        if not numbers.numel():
+            found.append(Moments(0.0, 0.0, shape))
+        else:
+            found.append(Moments(float(numbers.mean()), float(numbers.square().mean()), shape))
+    return tuple(found) or unknown
+
+
+def sampled_backward(
+    node: Node, as_moments: Callable[[Any, Mapping[int, Moments]], Any], replaced: Mapping[int, Moments]
+) -> float:
+    """Estimate E[g_in²] / E[g_out²] of an op's first signal by autograd; 1 where that cannot be done."""
+    if any(math.prod(v.shape) > _MOST for v in node.inputs):
+        return 1.0
+    leaves: list[Tensor] = []
+    try:
+        with torch.enable_grad():
+            out = _run(node, as_moments, replaced, leaves)
+            out = out if isinstance(out, Tensor) else out[0]
+            generator = torch.Generator().manual_seed(1)
+            seed = torch.randn(out.shape, generator=generator)
+            (grad,) = torch.autograd.grad(out, leaves[0], seed)
+    except Exception:
+        return 1.0
+    return float(grad.double().square().mean() / seed.double().square().mean())
+
+
+def _run(
+    node: Node,
+    as_moments: Callable[[Any, Mapping[int, Moments]], Any],
+    replaced: Mapping[int, Moments],
+    leaves: list[Tensor] | None = None,
+) -> Any:
+    generator = torch.Generator().manual_seed(0)
+
+    def real(arg: Any) -> Any:
+        if isinstance(arg, tuple):
+            return [real(a) for a in arg]
+        if not isinstance(arg, Value):
+            return arg
+        if arg.tensor is not None and not arg.tensor.is_meta and arg.kind == "constant":
+            return arg.tensor.clone()
+        if not arg.dtype.is_floating_point:
+            return torch.zeros(arg.shape, dtype=arg.dtype)
+        moments = as_moments(arg, replaced)
+        numbers = torch.randn(arg.shape, generator=generator) * moments.std + moments.mean
+        if leaves is not None and arg.kind in ("input", "activation"):
+            leaves.append(numbers.requires_grad_())
+            return numbers.clone()
+        return numbers
+
+    args = [real(a) for a in node.args]
+    schema = node.op.func._schema
+    positional = [a for a, s in zip(args, schema.arguments, strict=True) if not s.kwarg_only]
+    keywords = {s.name: a for a, s in zip(args, schema.arguments, strict=True) if s.kwarg_only and a is not None}
+    return node.op.func(*positional, **keywords)
