@@ -12,17 +12,25 @@ from unitvar.activations import ActivationMoments, activation_moments
 if TYPE_CHECKING:
     from unitvar import plot
     from unitvar.batchnorm import BatchNormReport, reestimate_bn_, reestimated_bn
+    from unitvar.initialize import LayerPlan, Plan, initialize_, plan
+    from unitvar.rules import Moments, rule
     from unitvar.stochastic import dropout_off
 
 __all__ = [
     "ActivationMoments",
     "BatchNormReport",
+    "LayerPlan",
+    "Moments",
+    "Plan",
     "activation_moments",
     "dropout_off",
     "init",
+    "initialize_",
+    "plan",
     "plot",
     "reestimate_bn_",
     "reestimated_bn",
+    "rule",
 ]
 
 __version__ = "0.1.0"
@@ -30,10 +38,16 @@ __version__ = "0.1.0"
 # Where a name lives that is imported on first use, so that `import unitvar` stays cheap.
 _LATER = {
     "BatchNormReport": "unitvar.batchnorm",
+    "LayerPlan": "unitvar.initialize",
+    "Moments": "unitvar.rules",
+    "Plan": "unitvar.initialize",
     "dropout_off": "unitvar.stochastic",
+    "initialize_": "unitvar.initialize",
+    "plan": "unitvar.initialize",
     "plot": "unitvar",
     "reestimate_bn_": "unitvar.batchnorm",
     "reestimated_bn": "unitvar.batchnorm",
+    "rule": "unitvar.rules",
 }
 
 

@@ -1,0 +1,132 @@
+"""plan() and initialize_(): every weight of a model, scaled for what reaches it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from unitvar.batchnorm.feed import device_of, inner, moved
+from unitvar.batchnorm.preserve import _lazy_on_failure
+from unitvar.initialize import fill, measured
+from unitvar.initialize.layers import LayerPlan, Plan
+from unitvar.initialize.options import Options
+from unitvar.initialize.solve import planned
+from unitvar.trace.run import check_example, lazy_kept, materialised
+from unitvar.trace.untouched import untouched
+
+__all__ = ["LayerPlan", "Plan", "initialize_", "plan"]
+
+Inputs = str | tuple[float, float] | list[tuple[float, float]]
+
+
+def plan(
+    model: nn.Module,
+    example: Any,
+    *,
+    mode: str = "forward",
+    distribution: str = "sphere",
+    only: str | Sequence[str] | None = None,
+    inputs: Inputs = "standard",
+    rules: Mapping[str, Callable[..., Any]] | None = None,
+    strict: bool = False,
+) -> Plan:
+    r"""Compute the scale of every weight of a model, and change nothing.
+
+    The model is run once in train mode, on tensors without data, and the moments of its signals are followed from
+    op to op. A weight gets the row norm s that gives its output unit second moment, :math:`s^2 = 1 / E[x^2]`, where x
+    is what reaches it after all activations, dropouts, pools, sums and norms (or the norm of another ``mode``).
+
+    Args:
+        model: any module, in any mode, on any device, the meta device too.
+        example: a tensor; a tuple of positional arguments; a dict of keyword arguments.
+        mode: ``"forward"``, ``"backward"``, ``"mean"`` or ``"paper"``, as in :func:`unitvar.init.gain`.
+        distribution: ``"sphere"``, ``"orthonormal"``, ``"normal"`` or ``"uniform"``.
+        only: shell pattern or patterns on parameter names; all others keep their values.
+        inputs: ``"standard"`` (zero mean, unit variance), ``"measured"`` (the example's own), ``(mean, std)``, or a
+            list of those, one for each floating-point tensor.
+        rules: op name → rule, for this call; see :func:`unitvar.rule`.
+        strict: whether an op without a rule is an error.
+
+    Returns:
+        The plan; ``print`` it.
+
+    Example:
+        >>> net = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Dropout(0.5), nn.Linear(64, 10))
+        >>> print(plan(net, torch.zeros(1, 64)))  # doctest: +ELLIPSIS
+        sphere weights, mode forward: 2 weights, 0 left alone
+        ...
+    """
+    options = Options(mode, distribution, only, inputs, rules, strict)
+    check_example(example)
+    model = inner(model)
+    with lazy_kept(model):
+        _materialise(model, example)
+        return planned(model, example, options)[0]
+
+
+def initialize_(
+    model: nn.Module,
+    example: Any,
+    *,
+    method: str = "analytic",
+    mode: str = "forward",
+    distribution: str = "sphere",
+    only: str | Sequence[str] | None = None,
+    inputs: Inputs = "standard",
+    rules: Mapping[str, Callable[..., Any]] | None = None,
+    strict: bool = False,
+    generator: torch.Generator | None = None,
+) -> Plan:
+    """Fill every weight of a model, scaled for what reaches it, and zero the biases of those layers.
+
+    Norms, embeddings, frozen and parametrised weights stay as they are; the plan says so. If anything fails, nothing
+    has changed.
+
+    Args:
+        model: as in :func:`plan`, changed in place.
+        example: as in :func:`plan`; real data for ``method="measured"`` or ``inputs="measured"``.
+        method: ``"analytic"``, or ``"measured"``: then one forward pass with dropout on rescales each weight when its
+            output appears, so that it has unit second moment on this batch, whatever the ops.
+        mode: as in :func:`plan`.
+        distribution: as in :func:`plan`.
+        only: as in :func:`plan`.
+        inputs: as in :func:`plan`.
+        rules: as in :func:`plan`.
+        strict: as in :func:`plan`.
+        generator: draws the weights, leaving the global random state alone; default: the global one.
+
+    Returns:
+        The plan that was followed; after ``method="measured"``, with the scales that came out.
+
+    Example:
+        >>> net = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Dropout(0.5), nn.Linear(64, 10))
+        >>> _ = initialize_(net, torch.zeros(1, 64))
+        >>> net[3].weight.norm(dim=1).round(decimals=4)[:3]
+        tensor([1., 1., 1.], grad_fn=<SliceBackward0>)
+    """
+    options = Options(mode, distribution, only, inputs, rules, strict, method)
+    check_example(example)
+    model = inner(model)
+    with torch.inference_mode(False), _lazy_on_failure(model):
+        _materialise(model, example)
+        made, _ = planned(model, example, options)
+        if method == "analytic":
+            fill.fill(model, made, generator)
+            return made
+        parameters = dict(model.named_parameters())
+        touched = [parameters[n] for layer in made.layers for n in (layer.name, *layer.biases)]
+        with fill.kept_on_failure(touched):
+            fill.fill(model, made, generator)
+            factors = measured.rescale(model, example, made)
+        scaled = (replace(x, scale=x.scale * factors.get(x.name, 1.0)) for x in made.layers)
+        return replace(made, layers=tuple(scaled))
+
+
+def _materialise(model: nn.Module, example: Any) -> None:
+    if device_of(model).type != "meta":
+        with untouched(model, attributes=False):
+            materialised(model, moved(example, device_of(model)))
