@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from unitvar.initialize import table
 from unitvar.propagate import Use
 
 __all__ = ["LayerPlan", "Plan"]
@@ -109,4 +108,6 @@ class Plan:
         return [layer.row for layer in self.layers]
 
     def __str__(self) -> str:
-        return table.text(self)
+        from unitvar.initialize.table import text  # which speaks of plans itself
+
+        return text(self)

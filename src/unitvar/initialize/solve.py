@@ -45,7 +45,10 @@ class _Pass:
 
     def solve(self, weighing: Weighing) -> float | None:
         name = weighing.use.parameter.name
-        if self.allowed.get(name, "") is not None or weighing.forward <= 0:
+        if self.allowed.get(name, "") is not None:
+            return None
+        if weighing.forward <= 0:
+            self.allowed[name] = "no signal reaches it: what comes before is 0 everywhere"
             return None
         x = weighing.x
         moments = x.moments

@@ -11,8 +11,9 @@ if TYPE_CHECKING:
 __all__ = ["path_of", "text"]
 
 WIDTH = 80
-_COLUMNS = (("op", 16), ("shape", 15), ("fan-in", 8), ("E x", 8), ("E x²", 8), ("scale", 8))
-_ROOM = WIDTH - sum(wide for _, wide in _COLUMNS)
+_COLUMNS = ("fan-in", "E x", "E x²", "scale")
+_WIDE = 10  # characters a number, and the space before it
+_ROOM = WIDTH - _WIDE * len(_COLUMNS)
 
 
 def text(plan: Plan) -> str:
@@ -21,7 +22,7 @@ def text(plan: Plan) -> str:
     lines = [
         f"{plan.distribution} weights, mode {plan.mode}: {len(plan.layers)} weights, {len(plan.skipped)} left alone"
     ]
-    lines.append(("weight".ljust(wide) + "".join(head.rjust(w) for head, w in _COLUMNS)).rstrip())
+    lines.append("weight".ljust(wide) + "".join(head.rjust(_WIDE) for head in _COLUMNS))
     for layer in plan.layers:
         lines += _layer(layer, wide)
     for name, reason in plan.skipped.items():
@@ -35,16 +36,12 @@ def text(plan: Plan) -> str:
 
 def _layer(layer: LayerPlan, wide: int) -> list[str]:
     *above, name = textwrap.wrap(layer.name, WIDTH, break_on_hyphens=False) or [""]
-    shape = "x".join(map(str, layer.shape))
-    cells = (layer.op, shape, f"{layer.fan_in:.6g}", _number(layer.mean), _number(layer.second), _number(layer.scale))
-    if any(len(cell) >= room for cell, (_, room) in zip(cells, _COLUMNS, strict=True)):  # too wide for its column
-        above += [*([name] if name else []), f"  {layer.op} {shape}"]
-        cells, name = ("", "", *cells[2:]), ""
-    elif len(name) > wide:  # too long to stand beside its numbers: it stands above them
+    if len(name) > wide:  # too long to stand beside its numbers: it stands above them
         above, name = [*above, name], ""
-    row = name.ljust(wide) + "".join(cell.rjust(room) for cell, (_, room) in zip(cells, _COLUMNS, strict=True))
-    path = textwrap.wrap(f"after {layer.path}", WIDTH, initial_indent="  ", subsequent_indent="    ")
-    return [*above, row, *path]
+    cells = (f"{layer.fan_in:.6g}", _number(layer.mean), _number(layer.second), _number(layer.scale))
+    row = name.ljust(wide) + "".join(cell.rjust(_WIDE) for cell in cells)
+    told = f"{layer.op} {'x'.join(map(str, layer.shape))} after {layer.path}"
+    return [*above, row, *textwrap.wrap(told, WIDTH, initial_indent="  ", subsequent_indent="    ")]
 
 
 def _stability(plan: Plan) -> str:
@@ -60,7 +57,7 @@ def _stability(plan: Plan) -> str:
 
 
 def _number(x: float) -> str:
-    return f"{x:.1e}" if x != 0 and not 1e-3 <= abs(x) < 1e5 else f"{x:.4g}"
+    return f"{x:.2e}" if x != 0 and not 1e-3 <= abs(x) < 1e5 else f"{x:.4g}"
 
 
 def path_of(words: tuple[str, ...]) -> str:

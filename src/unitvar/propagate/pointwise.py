@@ -58,6 +58,8 @@ def evaluate(name: str, call: Callable[..., Any], args: tuple[Any, ...]) -> Stat
         return None
     if not isinstance(out, Tensor):
         return None
+    if out.is_floating_point() and not out.isfinite().all():
+        out = _without(out.isfinite(), call, values)
     if out.dtype != torch.float64:
         out = out.double()
     if out.dim() != len(noises) + 1:
@@ -65,11 +67,23 @@ def evaluate(name: str, call: Callable[..., Any], args: tuple[Any, ...]) -> Stat
     result = _tidied(Field(out, tuple(noises), axis))
     main = _main(states)
     made = State(field=result, shape=shape, words=main.words, depth=main.depth, features=_features(states, shape),
+                 profile=_profile(states, shape),
                  masked=max(s.masked for s in states), keep=main.keep, chi=main._chi, slope=main._slope,
                  last=main.last)  # fmt: skip
     if axis is None:
         made._chi = main.chi
     return made
+
+
+def _without(good: Tensor, call: Callable[..., Any], values: list[Any]) -> Tensor:
+    """Replay with the middle instead of nodes where an op has no value: a mean of squares is never negative."""
+    mended = [
+        torch.where(good.expand_as(v), v, v.detach().mean()) if isinstance(v, Tensor) and v.shape == good.shape else v
+        for v in values
+    ]
+    with torch.enable_grad():
+        out: Tensor = call(*mended)
+    return out.nan_to_num()
 
 
 def _laid_out(field: Field, noises: list[Axis], order: dict[int, int]) -> Tensor:
@@ -91,6 +105,10 @@ def _features(states: list[State], shape: tuple[int, ...]) -> int | None:
         if len(state.shape) == len(shape) and state.features is not None:
             return state.features
     return None
+
+
+def _profile(states: list[State], shape: tuple[int, ...]) -> Any:
+    return next((s.profile for s in states if s.profile is not None and s.shape == shape), None)
 
 
 def _compressed(field: Field) -> Field:
@@ -139,7 +157,7 @@ def _independent(name: str, args: tuple[Any, ...], shape: tuple[int, ...]) -> St
         return None
     return State(
         out.like(shape=shape, features=None, masked=max(a.masked, b.masked)), words=words, chi=chi, depth=main.depth,
-        slope=slope, keep=main.kept, features=_features(states, shape), last=main.last,
+        slope=slope, keep=main.kept, features=_features(states, shape), last=main.last, profile=_profile(states, shape),
     )  # fmt: skip
 
 
@@ -152,13 +170,14 @@ def multiplied(x: State, keep: float, *, shared: bool) -> State:
         moments = x.moments
         made = moments.like(second=moments.second / keep, cross=moments.pair / (keep if shared else 1.0))
         return State(made, words=x.words, chi=x.chi, depth=x.depth, slope=x.slope / keep, keep=x.kept * keep,
-                     features=x.features, last=x.last)  # fmt: skip
+                     features=x.features, last=x.last, profile=x.profile)  # fmt: skip
     axis = bernoulli(keep, shared=shared)
     mask = (axis.nodes / keep).unsqueeze(-1)
     with torch.enable_grad():
         values = field.values.unsqueeze(-2) * mask
     return State(field=Field(values, (*field.noises, axis), field.large), shape=x.shape, words=x.words, depth=x.depth,
-                 features=x.features, keep=x.keep, chi=x._chi, slope=x._slope, last=x.last)  # fmt: skip
+                 features=x.features, keep=x.keep, chi=x._chi, slope=x._slope, last=x.last,
+                 profile=x.profile)  # fmt: skip
 
 
 def moments_of(x: State | Any) -> Moments | Any:

@@ -26,7 +26,7 @@ def candidates(
         return
     if node.name in _CELLS:
         flavour = node.name.removeprefix("aten.").removesuffix("_cell")
-        mean, _, second = recurrence(flavour, 100)
+        mean, _, second, _ = recurrence(flavour, 64)
         h = State(Moments(mean, second, (1,)), words=(flavour.replace("_", " "),))
         for position, x in ((2, state(node.args[0])), (3, h)):
             use = use_of(node, position, node.args[position])
@@ -52,8 +52,9 @@ def _recurrent(node: Node, state: Callable[[Value], State]) -> Iterator[tuple[Us
     weights = [a for a in node.args if isinstance(a, tuple) and a and all(isinstance(v, Value) for v in a)]
     flat: tuple[Any, ...] = max(weights, key=len, default=())
     x = state(node.args[0])
-    steps = max(x.shape[:2]) if len(x.shape) == 3 else 16
-    mean, second, _ = recurrence(flavour, int(steps))
+    batch_first = bool(node.args[-1]) if isinstance(node.args[-1], bool) else False
+    steps = x.shape[1 if batch_first else 0] if len(x.shape) == 3 else 16
+    mean, second, *_ = recurrence(flavour, int(steps))
     h = State(Moments(mean, second, (1,)), words=(flavour.replace("_", " "),))
     numbers = [a for a in node.args if isinstance(a, (int, float, bool))]
     both = len(numbers) > 4 and bool(numbers[4])

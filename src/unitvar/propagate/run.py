@@ -182,7 +182,7 @@ class _Walker:
         if not any(o is not None for o in node.outputs):
             return
         op, name = node.op, node.name
-        if all(o is None or o.kind in ("derived", "buffer") for o in node.outputs) and not op.written:
+        if all(o is None or o.kind in ("derived", "buffer") for o in node.outputs):
             return  # parameters' own arithmetic: read when it meets a signal
         rule = find(name, getattr(op.func, "_overloadname", ""), self.overrides)
         overridden = name in self.overrides or f"{name}.{getattr(op.func, '_overloadname', '')}" in self.overrides
@@ -509,12 +509,14 @@ def realised(value: Value) -> Tensor | None:
     if value.kind not in ("derived", "buffer") or value.node is None:
         return None
 
+    writes = bool(value.node.op.written)
+
     def real(arg: Any) -> Any:
         if isinstance(arg, Value):
             found = realised(arg)
             if found is None or found.is_meta:
                 raise LookupError
-            return found.detach()
+            return found.detach().clone() if writes else found.detach()
         return tuple(real(a) for a in arg) if isinstance(arg, tuple) else arg
 
     try:

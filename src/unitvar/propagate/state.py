@@ -23,7 +23,7 @@ class State:
         last: that weight.
     """
 
-    __slots__ = ("_chi", "_field", "_moments", "_slope", "depth", "features", "keep", "last", "masked",
+    __slots__ = ("_chi", "_field", "_moments", "_slope", "depth", "features", "keep", "last", "masked", "profile",
                  "shape", "words")  # fmt: skip
 
     def __init__(  # noqa: D107
@@ -40,11 +40,13 @@ class State:
         features: int | None = None,
         masked: float = 0.0,
         last: Any = None,
+        profile: Any = None,
     ) -> None:
         self._moments, self._field = moments, field
         self.shape = shape or (moments.shape if moments is not None else ())
         self.words, self.depth, self.keep = words, depth, keep
         self._chi, self._slope, self.last = chi, slope, last
+        self.profile = moments.profile if moments is not None and profile is None else profile
         self.features = moments.features if moments is not None and features is None else features
         self.masked = moments.masked if moments is not None else masked
 
@@ -57,7 +59,7 @@ class State:
             self._moments = Moments(mean, second, self.shape, cross=cross)
         m = self._moments
         return Moments(m.mean, m.second, self.shape, cross=m.cross, features=self.features, masked=self.masked,
-                       extreme=self._extreme)  # fmt: skip
+                       extreme=self._extreme, profile=self.profile)  # fmt: skip
 
     @property
     def field(self) -> Field:
@@ -122,6 +124,7 @@ class State:
         out = State(self._moments, field=self._field, shape=shape, words=self.words, chi=self._chi, depth=self.depth,
                     slope=self._slope, keep=self.keep, last=self.last)  # fmt: skip
         out.features, out.masked = features, self.masked
+        out.profile = self.profile if shape == self.shape else None
         return out
 
     def picked(self, shape: tuple[int, ...], features: int | None) -> State:
@@ -140,6 +143,7 @@ class State:
             if large.origin is self:  # it is the Gaussian itself
                 large.origin = out
         out.features, out.masked = features, self.masked
+        out.profile = None
         return out
 
     def _extreme(self, count: float) -> Moments:
@@ -155,4 +159,4 @@ class State:
             first += weight * mean
             second += weight * float((top * top).mean())
             cross += weight * mean * mean
-        return Moments(first, second, self.shape, cross=cross, features=self.features)
+        return Moments(first, second, self.shape, cross=cross, features=self.features, profile=self.profile)

@@ -66,4 +66,6 @@ def attention(
     squares = sum(_concentration(spread, n) for n in seen) / len(seen) / (1.0 - dropout)
     common = value.pair
     second = common * (1 + squares * dropout) + (value.second - common) * squares
-    return value.like(second=second, cross=common, shape=(*query.shape[:-1], value.shape[-1]))
+    # Two queries that attend evenly see the same average.
+    both = common + (value.second - common) * min(squares, sum(1 / n for n in seen) / len(seen))
+    return value.like(second=second, cross=both, shape=(*query.shape[:-1], value.shape[-1]))

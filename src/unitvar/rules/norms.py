@@ -39,8 +39,8 @@ def batch_norm(
         shift, shift2 = (bias.mean, bias.second) if bias is not None else (0.0, 0.0)
         centred = x.second - 2 * x.mean * mean.mean + mean.second
         return x.like(mean=shift, second=scale * centred + shift2, cross=scale * (x.pair - x.mean**2) + shift2)
-    # What two positions of an example share is not what all examples share.
-    return _affine(x, weight, bias, eps, x.var, _correlation(x))
+    # Independent inputs share what a channel has in common with all examples, and that is what is taken away.
+    return _affine(x, weight, bias, eps, x.var, 0.0)
 
 
 @builtin("native_batch_norm", "_native_batch_norm_legit", "cudnn_batch_norm", word="batchnorm", resets=True,
@@ -55,7 +55,7 @@ def native_batch_norm(
 @builtin("layer_norm", word="layernorm", resets=True, backward=lambda x, shape, w, *_: _slope(x, w))
 def layer_norm(x: Moments, shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5, *_: Any) -> Moments:
     return _affine(x, weight, bias, eps, x.var, _correlation(x)).like(
-        features=len(x.shape) - 1 if len(x.shape) < 4 else x.features
+        features=len(x.shape) - 1 if len(x.shape) < 4 else x.features, profile=None
     )
 
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
+
+import numpy as np
 
 from unitvar.rules.moments import Moments
 from unitvar.rules.registry import builtin
@@ -17,40 +20,73 @@ def _each(value: Any, n: int) -> list[int]:
     return [int(v) for v in (values * n if len(values) == 1 else values)]
 
 
-def windows(size: int, kernel: int, stride: int, padding: int, dilation: int, ceil: bool = False) -> tuple[int, float]:
-    """Return how many windows there are along a dimension, and how many real elements each sees on average."""
-    reach = dilation * (kernel - 1) + 1
-    span = size + 2 * padding - reach
+def windows(
+    size: int, kernel: int, stride: int, padding: int, dilation: int, ceil: bool = False, profile: Any = None
+) -> tuple[int, float, Any]:
+    """Slide a window along a dimension.
+
+    Returns:
+        How many windows there are, how many real elements each sees on average, weighted by the profile, and the
+        profile of what they see.
+    """
+    if profile is None or len(profile) != size:
+        return _plain_windows(size, kernel, stride, padding, dilation, ceil)
+    return _windows(size, kernel, stride, padding, dilation, ceil, profile)
+
+
+@lru_cache(maxsize=4096)
+def _plain_windows(
+    size: int, kernel: int, stride: int, padding: int, dilation: int, ceil: bool
+) -> tuple[int, float, Any]:
+    return _windows(size, kernel, stride, padding, dilation, ceil, np.ones(size))
+
+
+def _windows(
+    size: int, kernel: int, stride: int, padding: int, dilation: int, ceil: bool, profile: Any
+) -> tuple[int, float, Any]:
+    span = size + 2 * padding - dilation * (kernel - 1) - 1
     count = max(1, (-(-span // stride) if ceil else span // stride) + 1)
     if ceil and (count - 1) * stride >= size + padding:
         count -= 1
-    seen = 0
+    seen = np.zeros(count)
     for tap in range(kernel):
-        # Positions o with 0 <= o * stride - padding + tap * dilation < size.
+        # Windows o with 0 <= o * stride + start < size.
         start = tap * dilation - padding
-        first = max(0, -(start // stride))
-        last = min(count - 1, (size - 1 - start) // stride)
-        seen += max(0, last - first + 1)
-    return count, seen / count
+        first, last = max(0, -(start // stride)), min(count - 1, (size - 1 - start) // stride)
+        if last >= first:
+            seen[first : last + 1] += profile[first * stride + start : last * stride + start + 1 : stride]
+    mean = float(seen.mean())
+    return count, mean, seen / mean if mean > 0 else None
 
 
 def _spatial(
     x: Moments, kernel: Any, stride: Any, padding: Any, dilation: Any, ceil: bool
-) -> tuple[tuple[int, ...], float, float]:
-    """Return the shape after pooling, the elements of a full window, and those seen on average."""
-    n = (
-        len(kernel)
-        if not isinstance(kernel, int) and len(kernel) > 1
-        else (len(x.shape) - 1 if len(x.shape) < 4 else len(x.shape) - 2)
-    )
+) -> tuple[tuple[int, ...], float, float, tuple[Any, ...]]:
+    """Return the shape after pooling, the elements of a full window, those seen on average, and their profile."""
+    n = len(kernel) if not isinstance(kernel, int) and len(kernel) > 1 else max(1, len(x.shape) - 2)
     n = min(n, len(x.shape) - 1)
     kernels = _each(kernel, n)
     strides = _each(stride, n) if stride not in (None, [], ()) else kernels
-    found = [
-        windows(size, k, s, p, d, ceil)
-        for size, k, s, p, d in zip(x.shape[-n:], kernels, strides, _each(padding, n), _each(dilation, n), strict=True)
+    profiles = x.profile if x.profile is not None and len(x.profile) == n else (None,) * n
+    sizes = x.shape[-n:]
+    pads, gaps = _each(padding, n), _each(dilation, n)
+    flat = [windows(a, k, s, p, d, ceil) for a, k, s, p, d in zip(sizes, kernels, strides, pads, gaps, strict=True)]
+    real = [
+        windows(a, k, s, p, d, ceil, f)
+        for a, k, s, p, d, f in zip(sizes, kernels, strides, pads, gaps, profiles, strict=True)
     ]
-    return (*x.shape[:-n], *(c for c, _ in found)), math.prod(kernels), math.prod(s for _, s in found)
+    # What windows see, over how many they see: the profile of an average or a maximum.
+    after = tuple(
+        _normal(r * m / (f * c)) if r is not None and f is not None else None
+        for (_, m, r), (_, c, f) in zip(real, flat, strict=True)
+    )
+    shape = (*x.shape[:-n], *(c for c, _, _ in flat))
+    return shape, math.prod(kernels), math.prod(c for _, c, _ in flat), after
+
+
+def _normal(profile: Any) -> Any:
+    mean = profile.mean()
+    return profile / mean if mean > 0 and math.isfinite(mean) else None
 
 
 def _size(kernel: Any) -> str:
@@ -61,7 +97,7 @@ def _size(kernel: Any) -> str:
 def _max_backward(
     x: Moments, kernel: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1, ceil: bool = False
 ) -> float:
-    shape, _, _ = _spatial(x, kernel, stride, padding, dilation, ceil)
+    shape, *_ = _spatial(x, kernel, stride, padding, dilation, ceil)
     return math.prod(shape) / math.prod(x.shape)  # each output's gradient goes to one input
 
 
@@ -73,12 +109,12 @@ def _max_backward(
 def max_pool(
     x: Moments, kernel: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1, ceil: bool = False
 ) -> tuple[Moments, Moments]:
-    shape, _, seen = _spatial(x, kernel, stride, padding, dilation, ceil)
-    return x.maximum(seen).like(shape=shape), Moments(0.0, 0.0, shape)
+    shape, _, seen, profile = _spatial(x, kernel, stride, padding, dilation, ceil)
+    return x.maximum(seen).like(shape=shape, profile=profile), Moments(0.0, 0.0, shape)
 
 
 def _avg_backward(x: Moments, kernel: Any, stride: Any = (), padding: Any = 0, *rest: Any) -> float:
-    shape, full, _ = _spatial(x, kernel, stride, padding, 1, bool(rest[0]) if rest else False)
+    shape, full, *_ = _spatial(x, kernel, stride, padding, 1, bool(rest[0]) if rest else False)
     return math.prod(shape) / math.prod(x.shape) / full
 
 
@@ -89,8 +125,8 @@ def _avg_backward(x: Moments, kernel: Any, stride: Any = (), padding: Any = 0, *
 def avg_pool(
     x: Moments, kernel: Any, stride: Any = (), padding: Any = 0, ceil: bool = False, include_pad: bool = True, *_: Any
 ) -> Moments:
-    shape, full, seen = _spatial(x, kernel, stride, padding, 1, ceil)
-    averaged = x.averaged(seen, shape=shape)
+    shape, full, seen, profile = _spatial(x, kernel, stride, padding, 1, ceil)
+    averaged = x.averaged(seen, shape=shape, profile=profile)
     return averaged.scaled(seen / full) if include_pad else averaged
 
 
@@ -109,7 +145,7 @@ def _adaptive(x: Moments, size: Any) -> tuple[tuple[int, ...], float]:
 )  # fmt: skip
 def adaptive_avg_pool(x: Moments, size: Any) -> Moments:
     shape, seen = _adaptive(x, size)
-    return x.averaged(seen, shape=shape)
+    return x.averaged(seen, shape=shape, profile=None)
 
 
 @builtin(
@@ -118,7 +154,7 @@ def adaptive_avg_pool(x: Moments, size: Any) -> Moments:
 )  # fmt: skip
 def adaptive_max_pool(x: Moments, size: Any) -> tuple[Moments, Moments]:
     shape, seen = _adaptive(x, size)
-    return x.maximum(seen).like(shape=shape), Moments(0.0, 0.0, shape)
+    return x.maximum(seen).like(shape=shape, profile=None), Moments(0.0, 0.0, shape)
 
 
 def _reduced(x: Moments, dim: Any, keepdim: bool) -> tuple[tuple[int, ...], float, float]:
@@ -153,7 +189,7 @@ def mean(x: Moments, dim: Any = None, keepdim: Any = False, *_: Any) -> Moments:
     first = x.averaged(along)
     second = first.mean**2 + (first.second - first.mean**2) / across
     features = x.features if keepdim else None
-    return x.like(second=second, cross=None if along > 1 else x.cross, shape=shape, features=features)
+    return x.like(second=second, cross=None if along > 1 else x.cross, shape=shape, features=features, profile=None)
 
 
 @builtin("sum", word="sum", backward=_sum_backward)
@@ -167,7 +203,7 @@ def sum_(x: Moments, dim: Any = None, keepdim: Any = False, *_: Any) -> Moments:
 def amax(x: Moments, dim: Any = None, keepdim: Any = False) -> tuple[Moments, Moments]:
     shape, across, along = _reduced(x, dim, bool(keepdim))
     top = x.maximum(across * along)
-    return top.like(shape=shape, features=None), Moments(0.0, 0.0, shape)
+    return top.like(shape=shape, features=None, profile=None), Moments(0.0, 0.0, shape)
 
 
 @builtin("min", "amin", word="min", backward=lambda x, dim=None, *_: 1 / (x.shape[dim] if isinstance(dim, int) else 1))

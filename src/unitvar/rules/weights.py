@@ -6,6 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from unitvar.rules.moments import Moments
 from unitvar.rules.pool import windows
 from unitvar.rules.registry import builtin
@@ -41,33 +43,28 @@ def linear(x: Moments, weight: Moments, bias: Moments | None = None) -> Moments:
 
 def _conv_counts(
     x: Moments, weight: Moments, stride: Sequence[int], padding: Any, dilation: Sequence[int]
-) -> tuple[tuple[int, ...], float]:
-    """Return the sizes of the output, and how many taps an output sees on average: padding gives nothing."""
+) -> tuple[tuple[int, ...], float, tuple[Any, ...]]:
+    """Return the sizes of the output, the taps that an output sees on average (padding gives nothing), the profile."""
     kernel = weight.shape[2:]
-    sizes, taps = [], 1.0
+    profiles = x.profile if x.profile is not None and len(x.profile) == len(kernel) else (None,) * len(kernel)
+    sizes, taps, after = [], 1.0, []
     for i, (size, k) in enumerate(zip(x.shape[-len(kernel) :], kernel, strict=True)):
         s, d = stride[i % len(stride)], dilation[i % len(dilation)]
         if isinstance(padding, str):
-            total = d * (k - 1) if padding == "same" else 0
-            # An uneven total pads more on the right; the count is that of the mean on both sides, to first order.
-            count, seen = windows(size + total % 2, k, s, total // 2, d)
-            seen *= 1.0 if not total % 2 else (size * k - _lost(size, k, d, total)) / (count * seen)
+            both = d * (k - 1) if padding == "same" else 0  # an uneven sum pads more on the right
+            count, seen, profile = windows(size, k, s, both // 2, d, both % 2 == 1, profiles[i])
         else:
-            count, seen = windows(size, k, s, padding[i % len(padding)], d)
+            count, seen, profile = windows(size, k, s, padding[i % len(padding)], d, False, profiles[i])
         sizes.append(count)
+        after.append(profile)
         taps *= seen
-    return tuple(sizes), taps
-
-
-def _lost(size: int, kernel: int, dilation: int, total: int) -> int:
-    left = total // 2
-    return sum(sum(1 for o in range(size) if not 0 <= o - left + tap * dilation < size) for tap in range(kernel))
+    return tuple(sizes), taps, tuple(after)
 
 
 def _conv_backward(
     x: Moments, weight: Moments, bias: Any, stride: Any, padding: Any, dilation: Any, groups: int
 ) -> float:
-    sizes, taps = _conv_counts(x, weight, stride, padding, dilation)
+    sizes, taps, _ = _conv_counts(x, weight, stride, padding, dilation)
     reached = weight.shape[0] / groups * taps * math.prod(sizes) / math.prod(x.shape[-len(sizes) :])
     return reached * weight.second
 
@@ -82,29 +79,37 @@ def conv(
     dilation: Any = (1,),
     groups: int = 1,
 ) -> Moments:
-    sizes, taps = _conv_counts(x, weight, stride, padding, dilation)
+    sizes, taps, profile = _conv_counts(x, weight, stride, padding, dilation)
     shape = (*x.shape[: -len(sizes) - 1], weight.shape[0], *sizes)
-    return _plus(contract(x, weight, weight.shape[1] * taps, shape, len(shape) - len(sizes) - 1), bias)
+    out = contract(x, weight, weight.shape[1] * taps, shape, len(shape) - len(sizes) - 1)
+    return _plus(out.like(profile=profile), bias)
 
 
 def _transposed_counts(
     x: Moments, weight: Moments, stride: Any, padding: Any, extra: Any, dilation: Any
-) -> tuple[tuple[int, ...], float]:
+) -> tuple[tuple[int, ...], float, tuple[Any, ...]]:
     kernel = weight.shape[2:]
-    sizes, taps = [], 1.0
+    profiles = x.profile if x.profile is not None and len(x.profile) == len(kernel) else (None,) * len(kernel)
+    sizes, taps, after = [], 1.0, []
     for i, (size, k) in enumerate(zip(x.shape[-len(kernel) :], kernel, strict=True)):
         s, p, e, d = (v[i % len(v)] for v in (stride, padding, extra, dilation))
-        out = (size - 1) * s - 2 * p + d * (k - 1) + e + 1
-        seen = sum(1 for j in range(size) for t in range(k) if 0 <= j * s - p + t * d < out) if size < 512 else size * k
-        sizes.append(out)
-        taps *= seen / out
-    return tuple(sizes), taps
+        full = (size - 1) * s + d * (k - 1) + 1
+        seen = np.zeros(full + e)
+        profile = profiles[i]
+        for tap in range(k):
+            seen[tap * d : tap * d + (size - 1) * s + 1 : s] += 1.0 if profile is None else profile
+        seen = seen[p : full + e - p]
+        sizes.append(len(seen))
+        mean = float(seen.mean())
+        after.append(seen / mean if mean > 0 else None)
+        taps *= mean
+    return tuple(sizes), taps, tuple(after)
 
 
 def _transposed_backward(
     x: Moments, weight: Moments, bias: Any, stride: Any, padding: Any, extra: Any, groups: int, dilation: Any
 ) -> float:
-    sizes, taps = _transposed_counts(x, weight, stride, padding, extra, dilation)
+    sizes, taps, _ = _transposed_counts(x, weight, stride, padding, extra, dilation)
     return weight.shape[1] * taps * math.prod(sizes) / math.prod(x.shape[-len(sizes) :]) * weight.second
 
 
@@ -119,10 +124,10 @@ def conv_transpose(
     groups: int = 1,
     dilation: Any = (1,),
 ) -> Moments:
-    sizes, taps = _transposed_counts(x, weight, stride, padding, extra, dilation)
+    sizes, taps, profile = _transposed_counts(x, weight, stride, padding, extra, dilation)
     shape = (*x.shape[: -len(sizes) - 1], weight.shape[1] * groups, *sizes)
     out = contract(x, weight, weight.shape[0] / groups * taps, shape, len(shape) - len(sizes) - 1)
-    return _plus(out, bias)
+    return _plus(out.like(profile=profile), bias)
 
 
 @builtin("convolution", "_convolution", weights=(1,))
@@ -165,7 +170,7 @@ def matmul(a: Moments, b: Moments) -> Moments:
     if a.masked < 0:  # rows of a softmax sum to one: what all positions of b share, they keep
         within = b.var - max(0.0, b.pair - b.mean**2)
         second = b.pair + a.second * a.shape[-1] * within
-        out = out.like(mean=b.mean, second=second, cross=b.pair)
+        out = out.like(mean=b.mean, second=second, cross=b.pair + within / a.shape[-1])
     features = len(out.shape) - 1 if b.features in (None, len(b.shape) - 1) else None
     return out.like(features=features)
 

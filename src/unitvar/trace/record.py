@@ -82,15 +82,15 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         # An out= op hands back its target, an in-place op its own argument: those are rebound below.
         outs = [out] if isinstance(out, Tensor) else [o for o in _flat(out) if isinstance(o, Tensor)]
         self.graph.nodes.append(node)
-        if op.written:
-            targets = [t for i in op.written for t in _tensors((bound[i],))]
-            node.outputs = tuple(self._write(t, node) for t in targets)
-            for tensor, value in zip(outs, node.outputs, strict=False):
-                self.bound[id(tensor)] = (tensor, value, self.clock)  # type: ignore[assignment]
-            return out
         kind = "activation"
         if not op.random and all(v.kind in ("parameter", "derived", "constant", "buffer") for v in node.inputs):
             kind = "derived" if any(v.kind in ("parameter", "derived") for v in node.inputs) else "buffer"
+        if op.written:
+            targets = [t for i in op.written for t in _tensors((bound[i],))]
+            node.outputs = tuple(self._write(t, kind, node) for t in targets)
+            for tensor, value in zip(outs, node.outputs, strict=False):
+                self.bound[id(tensor)] = (tensor, value, self.clock)  # type: ignore[assignment]
+            return out
         node.outputs = tuple(self._bind(t, Value(kind, t, node=node)) for t in outs)
         return out
 
@@ -177,9 +177,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.bound[id(tensor)] = (tensor, value, self.clock)
         return value
 
-    def _write(self, tensor: Tensor, node: Node) -> Value:
+    def _write(self, tensor: Tensor, kind: str, node: Node) -> Value:
         self.clock += 1
-        value = Value("activation", tensor, node=node)
+        value = Value(kind, tensor, node=node)
         self.bound[id(tensor)] = (tensor, value, self.clock)
         stand_in = self.stand_ins.get(id(tensor))
         if stand_in is not None:
