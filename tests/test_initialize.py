@@ -1,6 +1,7 @@
 """plan() and initialize_(): predicted is measured, nothing is skipped in silence, all or nothing."""
 
 import copy
+import itertools
 import math
 import re
 from typing import Any
@@ -94,7 +95,7 @@ def test_backward_keeps_the_gradient() -> None:
     torch.manual_seed(0)
     widths = [100, 200, 400, 200, 100]
     layers: list[nn.Module] = [nn.Linear(50, 100)]
-    for a, b in zip(widths, widths[1:], strict=False):
+    for a, b in itertools.pairwise(widths):
         layers += [nn.ReLU(), nn.Dropout(0.4), nn.Linear(a, b)]
     model = nn.Sequential(*layers)
     ratios = []
@@ -475,7 +476,9 @@ def test_a_plan_reads_like_a_table_of_80_columns() -> None:
     model = nn.Sequential(
         nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Dropout(0.5), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(8, 4)
     )
-    plan = unitvar.plan(model, torch.zeros(2, 3, 4, 4), rules={"aten.max_pool2d": lambda x, *_: x.like(shape=(2, 8, 1, 1))})
+    plan = unitvar.plan(
+        model, torch.zeros(2, 3, 4, 4), rules={"aten.max_pool2d": lambda x, *_: x.like(shape=(2, 8, 1, 1))}
+    )
     assert str(plan) == (
         "sphere weights, mode forward: 2 weights, 0 left alone\n"
         "weight      fan-in       E x      E x²     scale\n"

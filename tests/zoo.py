@@ -143,9 +143,9 @@ class ConvNeXtBlock(nn.Module):
 
 def convnext() -> Model:
     blocks = [nn.Conv2d(3, 32, 4, 4), *(ConvNeXtBlock(32) for _ in range(3))]
-    return nn.Sequential(*blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.LayerNorm(32), nn.Linear(32, 10)), torch.randn(
-        8, 3, 64, 64
-    )
+    return nn.Sequential(
+        *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.LayerNorm(32), nn.Linear(32, 10)
+    ), torch.randn(8, 3, 64, 64)
 
 
 def vit() -> Model:

@@ -1,4 +1,4 @@
-"""Filling weights: all of them, or none."""
+"""Filling weights."""
 
 from __future__ import annotations
 
@@ -23,42 +23,49 @@ _FILL = {
 
 
 def fill(model: nn.Module, plan: Plan, generator: torch.Generator | None) -> None:
-    """Draw every weight of a plan, then write them, and zeros into their biases.
+    """Draw every weight of a plan, and write zeros into their biases.
 
-    All is drawn before anything is written, so that a failure changes nothing.
+    What can fail is checked before the first weight is written: a second copy of all weights, to be on the safe side,
+    would cost more than the drawing.
     """
     parameters = dict(model.named_parameters())
-    drawn = [(parameters[layer.name], _drawn(parameters[layer.name], layer, plan, generator)) for layer in plan.layers]
+    for layer in plan.layers:
+        _check(layer, parameters[layer.name], generator)
     with torch.no_grad():
-        for parameter, values in drawn:
-            parameter.copy_(values)
         for layer in plan.layers:
+            _draw(parameters[layer.name].data, layer, plan, generator)
             for name in layer.biases:
                 parameters[name].zero_()
 
 
-def _drawn(parameter: Tensor, layer: LayerPlan, plan: Plan, generator: torch.Generator | None) -> Tensor:
+def _check(layer: LayerPlan, parameter: Tensor, generator: torch.Generator | None) -> None:
+    if generator is not None and not parameter.is_meta and generator.device.type != parameter.device.type:
+        raise ValueError(
+            f"generator is on {generator.device}, but {layer.name!r} is on {parameter.device}: pass a generator of "
+            "that device, or None."
+        )
+
+
+def _draw(parameter: Tensor, layer: LayerPlan, plan: Plan, generator: torch.Generator | None) -> None:
     draw = _FILL[plan.distribution]
     use = layer.use
     assert use is not None
-    # Its own layout in memory, plain: a channels-last weight must not change what is drawn.
-    fresh = torch.empty(parameter.shape, dtype=parameter.dtype, device=parameter.device)
-    if use.fill:
-        return draw(fresh, gain=layer.scale, generator=generator, **use.fill)
-    columns = placed(use.parameter, use.operand, use.columns)
-    batch = placed(use.parameter, use.operand, use.batch) if use.batch else ()
-    assert columns is not None
-    batch = tuple(d for d in batch or () if d not in columns)
+    columns = placed(use.parameter, use.operand, use.columns) or ()
+    batch = tuple(d for d in placed(use.parameter, use.operand, use.batch) or () if d not in columns)
     rows = tuple(d for d in range(parameter.dim()) if d not in columns and d not in batch)
-    if not batch and columns == tuple(range(len(rows), parameter.dim())) and len(rows) == 1:
-        return draw(fresh, gain=layer.scale, generator=generator)
+    if use.fill or (not batch and columns == tuple(range(1, parameter.dim()))):
+        # Drawn in plain order, so that a channels-last weight gets the same numbers.
+        target = parameter if parameter.is_contiguous() else torch.empty(parameter.shape).to(parameter)
+        draw(target, gain=layer.scale, generator=generator, **use.fill)
+        if target is not parameter:
+            parameter.copy_(target)
+        return
     order = (*batch, *rows, *columns)
     sizes = [math.prod(parameter.shape[d] for d in dims) for dims in (batch, rows, columns)]
     flat = torch.empty(sizes, dtype=parameter.dtype, device=parameter.device)
     for part in flat:
         draw(part, gain=layer.scale, generator=generator)
-    fresh.permute(order).copy_(flat.view([parameter.shape[d] for d in order]))
-    return fresh
+    parameter.permute(order).copy_(flat.view([parameter.shape[d] for d in order]))
 
 
 class kept_on_failure:  # noqa: N801  # a context manager, named like a function

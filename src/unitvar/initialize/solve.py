@@ -78,7 +78,8 @@ def planned(model: nn.Module, example: Any, options: Options) -> tuple[Plan, lis
     graphs = [trace(model, example, known=lambda op: known(op, overrides))]
     allowed = _allowed(model, options)
     found, fixed = _solved(graphs[0], options, allowed, {})
-    unreached = [n for n, r in allowed.items() if r is None and n not in found.records and not found.seen.get(n)]
+    weights = [n for n, p in model.named_parameters() if p.dim() > 1 and allowed[n] is None]
+    unreached = [n for n in weights if n not in found.records and not found.seen.get(n)]
     if unreached:  # a layer that training skips at random runs in evaluation
         try:
             graphs.append(trace(model, example, training=False, known=lambda op: known(op, overrides)))

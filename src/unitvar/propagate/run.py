@@ -127,6 +127,7 @@ class _Walker:
         self.out = Propagation()
         self.weighed: dict[int, str] = {}  # outputs of weight ops whose weight is chosen
         self.actual: dict[int, Moments] = {}
+        self.picks: dict[tuple[Any, ...], list[State]] = {}
 
     # Reading -------------------------------------------------------------------------------------------------------
 
@@ -160,6 +161,11 @@ class _Walker:
         spread = second - mean**2
         if spread <= 1e-12 * second:
             state = State(field=constant(mean), shape=shape)
+        elif numbers.dim() > 2 and value.kind == "derived":  # embeddings of positions or types
+            rows = numbers.double().flatten(0, -2)
+            n = rows.shape[0]
+            cross = float((rows.sum(0).square() - rows.square().sum(0)).mean()) / (n * (n - 1)) if n > 1 else None
+            state = State(Moments(mean, second, shape, cross=cross))
         elif numbers.numel() <= 1 << 16:
             shared = sum(n > 1 for n in shape) <= 1
             axis = empirical(numbers, shared=shared)
@@ -183,6 +189,8 @@ class _Walker:
             return
         op, name = node.op, node.name
         if all(o is None or o.kind in ("derived", "buffer") for o in node.outputs):
+            if "embedding" in name:
+                self.note(node)
             return  # parameters' own arithmetic: read when it meets a signal
         rule = find(name, getattr(op.func, "_overloadname", ""), self.overrides)
         overridden = name in self.overrides or f"{name}.{getattr(op.func, '_overloadname', '')}" in self.overrides
@@ -223,7 +231,12 @@ class _Walker:
             x = self.state(tensors[0] if isinstance(args[0], tuple) else args[0])
             same = name in SAME
             self.note(node)
-            made = []
+            # The same part taken twice is the same part.
+            key = (id(args[0]), name, str(args[1:]))
+            if key in self.picks and not any(isinstance(a, Value) for a in args[1:]):
+                self.put(node, self.picks[key])
+                return True
+            made: list[State] = []
             for output in node.outputs:
                 if output is None:
                     continue
@@ -232,6 +245,8 @@ class _Walker:
                 full = same or (output.shape == x.shape and name in ("aten.slice", "aten.narrow"))
                 made.append(x.moved(output.shape, new) if full else x.picked(output.shape, new))
             self.put(node, made)
+            if not same:
+                self.picks[key] = made
             return True
         if name in DROPOUTS:
             x, p, train = self.state(args[0]), float(args[1]), bool(args[2]) if len(args) > 2 else True

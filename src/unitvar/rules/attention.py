@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import Any
+
+import torch
 
 from unitvar.rules.moments import Moments
 from unitvar.rules.registry import builtin
@@ -13,8 +16,16 @@ __all__: list[str] = []
 
 def _concentration(var: float, count: float) -> float:
     """Return E Σ a² of a softmax over Gaussian scores: e^var / count for many of them, and never above one."""
-    spread = min(var, 50.0)
-    return min(1.0, 1.0 / (1.0 + (count - 1.0) * math.exp(-spread)))
+    if count > 1024:
+        return min(1.0, 1.0 / (1.0 + (count - 1.0) * math.exp(-min(var, 50.0))))
+    return _softened(float(f"{min(var, 1e4):.2g}"), max(1, round(count)))
+
+
+@lru_cache(maxsize=4096)
+def _softened(var: float, count: int) -> float:
+    """Draw it: there is no closed form for few scores."""
+    scores = torch.randn(256, count, generator=torch.Generator().manual_seed(0)) * math.sqrt(var)
+    return float(scores.softmax(1).square().sum(1).mean())
 
 
 @builtin("softmax", "_softmax", "special_softmax", word="softmax")

@@ -21,8 +21,8 @@ class Moments:
         cross: E x_i x_j of one feature at two positions (pixels, tokens) of an example; None: independent, mean².
             Deep networks make positions alike, and what a pool or an average does depends on it.
         features: the dimension that counts features; None: the last one.
-        profile: along each spatial dimension, how the second moment is distributed (mean 1): where convolutions pad with
-            zeros, borders are quieter. None: evenly.
+        profile: along each spatial dimension, how the second moment is distributed (mean 1): where convolutions pad
+            with zeros, borders are quieter. None: evenly.
         masked: the share of elements that a mask has set to minus infinity, on the way to a softmax.
     """
 

@@ -25,8 +25,8 @@ def recurrence(flavour: str, steps: int) -> tuple[float, float, float, float]:
     """Return E h, E h² over the steps, E h² at the last one, and E h_s h_t of two steps.
 
     A state is correlated with its past, through gates and weights alike, which no closed form follows: so a small
-    recurrence is run, whose gates get half their unit variance from fresh inputs and half from the state, with the scale
-    that makes it so. From zero, as layers start.
+    recurrence is run, whose gates get half their unit variance from fresh inputs and half from the state, with the
+    scale that makes it so. From zero, as layers start.
     """
     steps = max(1, min(steps, _LONGEST))
     gates = _GATES[flavour]

@@ -114,9 +114,7 @@ def stack(tensors: Sequence[Moments], dim: int = 0) -> Moments:
 
 def merge(x: Moments, written: Sequence[Moments], shares: Sequence[float]) -> Moments:
     """Read a tensor after parts of it were written through other views."""
-    for part, share in zip(written, shares, strict=True):
-        x = _mixture([x, part], [1 - share, share], x.shape).like(features=x.features)
-    return x
+    return _mixture([x, *written], [1 - sum(shares), *shares], x.shape).like(features=x.features)
 
 
 @builtin(

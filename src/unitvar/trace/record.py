@@ -46,6 +46,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.bound: dict[int, tuple[Tensor, Value, int]] = {i: (t, v, 0) for i, (t, v) in named.items()}
         self.stand_ins: dict[int, tuple[Tensor, Tensor]] = {}
         self.writes: dict[int, list[tuple[int, Value, Tensor]]] = {}
+        self.real: dict[int, int] = {}  # storage of a stand-in → storage of what it stands for
+        self.merged: dict[int, tuple[int, Value]] = {}
         self.clock = 0
         self.owners: dict[int, Value] = {_storage(t): v for t, v in named.values() if v.kind == "parameter"}
 
@@ -96,7 +98,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _tracked(self, tensor: Tensor) -> bool:
         return id(tensor) in self.bound or isinstance(tensor, FakeTensor) or (
-            bool(self.writes) and _storage(tensor) in self.writes
+            bool(self.writes) and self._key(tensor) in self.writes
         )  # fmt: skip
 
     def _run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[Tensor]) -> Any:
@@ -139,6 +141,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 empty = torch.empty_strided(size, stride, dtype=tensor.dtype, device="meta")
                 fake = FakeTensor(self.fake, empty, tensor.device)
             found = self.stand_ins[id(tensor)] = tensor, fake
+            self.real[_storage(fake)] = _storage(tensor)
             entry = self.bound.get(id(tensor))
             if entry is not None:
                 self.bound[id(fake)] = (fake, entry[1], entry[2])
@@ -162,11 +165,14 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.bound[id(tensor)] = entry
         if not self.writes:
             return entry[1]
-        later = [w for w in self.writes.get(_storage(tensor), ()) if w[0] > entry[2] and w[2] is not tensor]
+        later = [w for w in self.writes.get(self._key(tensor), ()) if w[0] > entry[2] and w[2] is not tensor]
         if not later:
             return entry[1]
-        # Another view of the same storage was written to: what is read is a mixture of both.
-        shares = tuple(_overlap(tensor, written) for _, _, written in later)
+        # Another view of the same storage was written to: what is read is a mixture of all that was written since.
+        merged = self.merged.get(id(tensor))
+        if merged is not None and merged[0] == later[-1][0]:
+            return merged[1]
+        shares = _shares(tensor, [written for _, _, written in later])
         if not any(shares):
             return entry[1]
         args = (entry[1], tuple(v for _, v, _ in later), shares)
@@ -174,8 +180,12 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         value = Value("activation", tensor, node=node)
         node.outputs = (value,)
         self.graph.nodes.append(node)
-        self.bound[id(tensor)] = (tensor, value, self.clock)
+        self.merged[id(tensor)] = later[-1][0], value
         return value
+
+    def _key(self, tensor: Tensor) -> int:
+        storage = _storage(tensor)
+        return self.real.get(storage, storage)
 
     def _write(self, tensor: Tensor, kind: str, node: Node) -> Value:
         self.clock += 1
@@ -184,7 +194,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         stand_in = self.stand_ins.get(id(tensor))
         if stand_in is not None:
             self.bound[id(stand_in[1])] = (stand_in[1], value, self.clock)
-        self.writes.setdefault(_storage(tensor), []).append((self.clock, value, tensor))
+        self.writes.setdefault(self._key(tensor), []).append((self.clock, value, tensor))
         return value
 
     def _bind(self, tensor: Tensor, value: Value) -> Value:
@@ -219,18 +229,21 @@ def _storage(tensor: Tensor) -> int:
         return -id(tensor)
 
 
-def _overlap(read: Tensor, written: Tensor) -> float:
-    """Return the share of what is read that was written."""
-    here, there = ((t.shape, t.stride(), t.storage_offset()) for t in (read, written))
-    if here == there:
-        return 1.0
-    end = max(_end(read), _end(written))
+def _shares(read: Tensor, written: list[Tensor]) -> tuple[float, ...]:
+    """Return which share of what is read each write has left its value in: the last one wins."""
+    end = max(_end(t) for t in (read, *written))
     if end > _LARGEST or not read.numel():
-        return min(1.0, written.numel() / max(1, read.numel()))
-    touched = torch.zeros(end, dtype=torch.bool)
-    touched.as_strided(written.shape, written.stride(), int(written.storage_offset())).fill_(True)
-    seen = touched.as_strided(read.shape, read.stride(), int(read.storage_offset()))
-    return float(seen.double().mean())
+        left, shares = 1.0, []
+        for t in reversed(written):
+            shares.append(min(left, t.numel() / max(1, read.numel())))
+            left -= shares[-1]
+        return tuple(reversed(shares))
+    writer = torch.zeros(end, dtype=torch.int32)
+    for i, t in enumerate(written):
+        writer.as_strided(t.shape, t.stride(), int(t.storage_offset())).fill_(i + 1)
+    seen = writer.as_strided(read.shape, read.stride(), int(read.storage_offset())).flatten()
+    counts = torch.bincount(seen, minlength=len(written) + 1)[1:]
+    return tuple((counts.double() / seen.numel()).tolist())
 
 
 def _end(tensor: Tensor) -> int:

@@ -15,7 +15,7 @@ from unitvar.batchnorm.feed import device_of, moved
 from unitvar.batchnorm.preserve import _Uninitialised, _waits
 from unitvar.trace.graph import Graph, Op, Value
 from unitvar.trace.record import Recorder
-from unitvar.trace.untouched import modules_tracked, untouched, values_kept
+from unitvar.trace.untouched import attributes_kept, modules_tracked, plain_kept, untouched, values_kept
 
 __all__ = ["call", "lazy_kept", "materialised", "trace"]
 
@@ -45,7 +45,7 @@ def trace(model: nn.Module, example: Any, *, training: bool = True, known: Calla
     check_example(example)
     known = known or (lambda op: True)
     on_meta = device_of(model).type == "meta"
-    with lazy_kept(model), untouched(model, training=training):
+    with lazy_kept(model), untouched(model, training=training, attributes=False):
         if not on_meta:
             example = moved(example, device_of(model))
             materialised(model, example)
@@ -77,7 +77,8 @@ def _record(
             value = Value(kind, tensor, name=name)
             value.tensor = tensor
             named[id(tensor)] = tensor, value
-    with modules_tracked(model) as stack:
+    # Here, not around all attempts: a failed one must not hand stand-ins to the next.
+    with attributes_kept(model), plain_kept(model), modules_tracked(model) as stack:
         recorder = Recorder(named, lambda: stack[-1], known, fake)
         recorder.graph.training = training
         fed = _fed(example, recorder)

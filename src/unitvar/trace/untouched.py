@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from unitvar.batchnorm.preserve import buffers_kept
 from unitvar.stochastic import random_state_kept
 
-__all__ = ["attributes_kept", "in_mode", "modules_tracked", "untouched", "values_kept"]
+__all__ = ["attributes_kept", "in_mode", "modules_tracked", "plain_kept", "untouched", "values_kept"]
 
 
 @contextmanager
@@ -43,11 +43,17 @@ def untouched(model: nn.Module, *, training: bool = True, attributes: bool = Tru
 @contextmanager
 def values_kept(model: nn.Module) -> Iterator[None]:
     """Put buffers and plain tensor attributes back, bit by bit; needed where real tensors are run."""
+    with buffers_kept(model), plain_kept(model):
+        yield
+
+
+@contextmanager
+def plain_kept(model: nn.Module) -> Iterator[None]:
+    """Put tensors that are plain attributes back, bit by bit."""
     plain = [t for module in model.modules() for t in _plain_tensors(module)]
     copies = [(t, t.detach().clone()) for t in plain]
     try:
-        with buffers_kept(model):
-            yield
+        yield
     finally:
         with torch.no_grad():
             for tensor, copy in copies:

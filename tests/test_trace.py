@@ -1,0 +1,183 @@
+"""Tracing: anything that runs becomes a graph, and the model comes out as it went in."""
+
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import unitvar
+from unitvar.trace import trace
+
+
+class Wrap(nn.Module):
+    """Two linear layers with something in between."""
+
+    def __init__(self, between: Any) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.between = between
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(self.between(self.a(x)))
+
+
+class Square(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:  # pragma: no cover
+        (x,) = ctx.saved_tensors
+        return 2 * x * grad
+
+
+def in_views(x: Tensor) -> Tensor:
+    x = x.clone()
+    x[:, :4] = x[:, :4].relu()
+    x.view(-1).mul_(2)
+    return x
+
+
+def preallocated(x: Tensor) -> Tensor:
+    out = torch.zeros(x.shape)
+    for i in range(x.shape[1]):
+        out[:, i] = x[:, i].relu()
+    return out
+
+
+def by_value(x: Tensor) -> Tensor:
+    return x.relu() if x.sum() > -1e9 else x
+
+
+def by_gradient(x: Tensor) -> Tensor:
+    with torch.enable_grad():
+        z = x.detach().clone().requires_grad_()
+        (grad,) = torch.autograd.grad((z.relu() ** 2).sum() / 2, z)
+    return grad
+
+
+def reentrant(x: Tensor) -> Tensor:
+    return checkpoint(F.relu, x, use_reentrant=True)
+
+
+RELU = 0.5
+BETWEEN: dict[str, tuple[Any, float]] = {
+    "functional": (F.relu, RELU),
+    "in place": (lambda x: F.relu_(x), RELU),
+    "method in place": (lambda x: x.mul_(2).relu_(), 4 * RELU),
+    "views": (in_views, 4 * (0.5 * RELU + 0.5)),
+    "preallocated": (preallocated, RELU),
+    "control flow on shapes": (lambda x: x.relu() if x.shape[1] == 8 else x, RELU),
+    "control flow on values": (by_value, RELU),
+    "autograd function": (Square.apply, 3.0),
+    "checkpoint": (lambda x: checkpoint(F.relu, x, use_reentrant=False), RELU),
+    "reentrant checkpoint": (reentrant, RELU),
+    "doubled": (lambda x: x + x, 4.0),
+    "chunks": (lambda x: torch.cat([a * b for a in x.chunk(2, 1)[:1] for b in x.chunk(2, 1)], 1)[:, :8], 2.0),
+    "identity": (lambda x: x.to(x.dtype).contiguous().view(x.shape), 1.0),
+    "glu": (lambda x: torch.cat([F.glu(x), F.glu(x)], 1), None),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", BETWEEN)
+def test_what_lies_between_two_weights_is_followed(name: str) -> None:
+    between, expected = BETWEEN[name]
+    model = Wrap(between)
+    before = {k: v.clone() for k, v in model.state_dict().items()}
+    plan = unitvar.plan(model, torch.randn(64, 8))
+    assert [layer.name for layer in plan] == ["a.weight", "b.weight"]
+    if expected is not None:
+        assert plan["b.weight"].second == pytest.approx(expected, rel=0.02 if name in ("chunks", "views") else 1e-6)
+    assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_torchscript_and_compiled_parts_are_seen() -> None:
+    for part in (
+        torch.jit.script(nn.Sequential(nn.ReLU(), nn.Linear(8, 8))),
+        torch.compile(nn.ReLU(), backend="eager"),
+    ):
+        plan = unitvar.plan(Wrap(part), torch.randn(4, 8))
+        assert plan["a.weight"].second == 1.0
+        assert "b.weight" in [layer.name for layer in plan]
+
+
+def test_autograd_inside_forward_works() -> None:
+    assert len(unitvar.plan(Wrap(by_gradient), torch.randn(16, 8))) == 2
+
+
+def test_dicts_tuples_and_nested_inputs_are_fed() -> None:
+    class Many(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a = nn.Linear(8, 8)
+
+        def forward(self, x: Tensor, pair: tuple[Tensor, Tensor], *, scale: float = 1.0) -> dict[str, Tensor]:
+            return {"y": self.a(x + pair[0] * pair[1]) * scale}
+
+    x = torch.randn(2, 8)
+    for example in ((x, (x, x)), {"x": x, "pair": (x, x), "scale": 2.0}):
+        graph = trace(Many(), example)
+        assert [n.name for n in graph.nodes][:3] == ["aten.mul", "aten.add", "aten.linear"]
+        assert len(graph.outputs) == 1
+
+
+class Untidy(nn.Module):
+    """Writes to everything a module can write to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(8, 8)
+        self.norm = nn.BatchNorm1d(8)
+        self.register_buffer("count", torch.zeros(1))
+        self.plain, self.calls, self.log = torch.zeros(3), 0, []
+        self.spectral = nn.utils.parametrizations.spectral_norm(nn.Linear(8, 8))
+        self.fail = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        self.log.append(x)
+        self.count += 1
+        self.plain.add_(1)
+        self.last = x
+        x = F.dropout(self.spectral(self.norm(self.a(x))), 0.5, self.training)
+        if self.fail:
+            raise RuntimeError("on purpose")
+        return x
+
+
+@pytest.mark.parametrize("fail", [False, True])
+@pytest.mark.parametrize("values", [False, True])
+def test_the_model_comes_out_untouched(fail: bool, values: bool) -> None:
+    model = Untidy().eval()
+    model.a.train()
+    model.fail = fail
+    if values:  # needs real tensors
+        model.register_forward_hook(lambda m, i, o: o * float(o.sum() > 0))
+    example = torch.randn(4, 8)
+    before = {k: v.clone() for k, v in model.state_dict().items()}
+    attributes = {name: dict(vars(m)) for name, m in model.named_modules()}
+    flags = [m.training for m in model.modules()]
+    hooks = [len(m._forward_hooks) for m in model.modules()]
+    random = torch.get_rng_state()
+    with pytest.raises(RuntimeError, match="on purpose") if fail else nullcontext():
+        trace(model, example)
+    assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
+    assert [m.training for m in model.modules()] == flags
+    assert [len(m._forward_hooks) for m in model.modules()] == hooks
+    assert (model.calls, model.log, model.plain.tolist(), hasattr(model, "last")) == (0, [], [0, 0, 0], False)
+    assert {name: vars(m).keys() for name, m in model.named_modules()} == {n: a.keys() for n, a in attributes.items()}
+    assert torch.equal(random, torch.get_rng_state())
+
+
+def test_train_mode_whatever_the_flag() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5), nn.Linear(8, 8)).eval()
+    assert unitvar.plan(model, torch.zeros(2, 8)).layers[1].second == pytest.approx(2.0)
+    assert not model.training
