@@ -24,7 +24,7 @@ LIMITS = {"plan": 2.0, "initialize_": 3.5}
 class Bottleneck(nn.Module):
     """1x1, 3x3, 1x1, with BatchNorms and a shortcut."""
 
-    def __init__(self, before: int, width: int, stride: int) -> None:  # noqa: D107
+    def __init__(self, before: int, width: int, stride: int) -> None:
         super().__init__()
         self.conv1, self.bn1 = nn.Conv2d(before, width, 1, bias=False), nn.BatchNorm2d(width)
         self.conv2, self.bn2 = nn.Conv2d(width, width, 3, stride, 1, bias=False), nn.BatchNorm2d(width)

@@ -71,7 +71,7 @@ def _draw(parameter: Tensor, layer: LayerPlan, plan: Plan, generator: torch.Gene
 class kept_on_failure:  # noqa: N801  # a context manager, named like a function
     """Put parameters back, bit by bit, if a block fails."""
 
-    def __init__(self, parameters: Iterable[Tensor]) -> None:  # noqa: D107
+    def __init__(self, parameters: Iterable[Tensor]) -> None:
         self.saved = [(p, p.detach().clone()) for p in parameters if not p.is_meta]
 
     def __enter__(self) -> None:

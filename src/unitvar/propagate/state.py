@@ -26,7 +26,7 @@ class State:
     __slots__ = ("_chi", "_field", "_moments", "_slope", "depth", "features", "keep", "last", "masked", "profile",
                  "shape", "words")  # fmt: skip
 
-    def __init__(  # noqa: D107
+    def __init__(
         self,
         moments: Moments | None = None,
         *,

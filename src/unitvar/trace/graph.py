@@ -30,7 +30,7 @@ class Value:
 
     __slots__ = ("dtype", "kind", "layout", "name", "node", "parameter", "shape", "tensor")
 
-    def __init__(self, kind: str, like: Tensor, *, name: str = "", node: Node | None = None) -> None:  # noqa: D107
+    def __init__(self, kind: str, like: Tensor, *, name: str = "", node: Node | None = None) -> None:
         self.kind = kind
         self.shape = tuple(like.shape)
         self.dtype = like.dtype

@@ -31,7 +31,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         fake: the mode that makes stand-ins, or None to use real tensors; "meta" for models on the meta device.
     """
 
-    def __init__(  # noqa: D107
+    def __init__(
         self,
         named: dict[int, tuple[Tensor, Value]],
         path: Callable[[], str],
