@@ -212,7 +212,7 @@ def amin(x: Moments, dim: Any = None, keepdim: Any = False) -> tuple[Moments, Mo
     return top.scaled(-1.0), index
 
 
-@builtin("var", "var_mean", "std", "std_mean", word="var")
+@builtin("var", "var_mean", word="var")
 def var(x: Moments, dim: Any = None, unbiased: Any = True, keepdim: bool = False, *_: Any) -> tuple[Moments, Moments]:
     shape, across, along = _reduced(x, dim if not isinstance(dim, bool) else None, keepdim)
     inner = max(1e-30, x.second - (x.pair if along > 1 and across == 1 else x.mean**2))
@@ -220,6 +220,13 @@ def var(x: Moments, dim: Any = None, unbiased: Any = True, keepdim: bool = False
     return Moments(inner, inner**2 * (1 + 2 / count), shape), mean(
         x, dim if not isinstance(dim, bool) else None, keepdim
     )
+
+
+@builtin("std", "std_mean", word="std")
+def std(x: Moments, *rest: Any) -> tuple[Moments, Moments]:
+    square, average = var(x, *rest)
+    spread = square.second / square.mean**2 - 1  # the root of a sum of squares has a quarter of its relative variance
+    return Moments(math.sqrt(square.mean) * (1 - spread / 8), square.mean, square.shape), average
 
 
 @builtin("linalg_vector_norm", "norm", word="norm")

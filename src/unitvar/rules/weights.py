@@ -52,7 +52,10 @@ def _conv_counts(
         s, d = stride[i % len(stride)], dilation[i % len(dilation)]
         if isinstance(padding, str):
             both = d * (k - 1) if padding == "same" else 0  # an uneven sum pads more on the right
-            count, seen, profile = windows(size, k, s, both // 2, d, both % 2 == 1, profiles[i])
+            before = profiles[i]
+            flat = np.ones(size) if before is None or len(before) != size else before
+            odd = np.concatenate([flat, np.zeros(both % 2)])
+            count, seen, profile = windows(len(odd), k, s, both // 2, d, False, odd)
         else:
             count, seen, profile = windows(size, k, s, padding[i % len(padding)], d, False, profiles[i])
         sizes.append(count)

@@ -1,0 +1,86 @@
+"""Rules: each against the op itself on random numbers."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import unitvar
+
+SHAPE = (64, 8, 12, 12)
+OPS: dict[str, Callable[[Tensor], Tensor]] = {
+    "max_pool2d": lambda x: F.max_pool2d(x, 2),
+    "max_pool2d, padded": lambda x: F.max_pool2d(x, 3, 2, 1),
+    "avg_pool2d": lambda x: F.avg_pool2d(x, 3, 2, 1),
+    "adaptive_avg_pool2d": lambda x: F.adaptive_avg_pool2d(x, 3),
+    "adaptive_max_pool2d": lambda x: F.adaptive_max_pool2d(x, 3),
+    "mean": lambda x: x.mean((2, 3), keepdim=True).expand_as(x),
+    "amax": lambda x: x.amax((2, 3), keepdim=True).expand_as(x),
+    "sum of two": lambda x: x.relu() + x.tanh(),
+    "product": lambda x: x * x.sigmoid(),
+    "pad": lambda x: F.pad(x, (2, 2, 2, 2)),
+    "layer_norm": lambda x: F.layer_norm(x, (12,)),
+    "group_norm": lambda x: F.group_norm(3 * x + 1, 4),
+    "instance_norm": lambda x: F.instance_norm(3 * x + 1),
+    "glu": lambda x: F.glu(torch.cat([x, x.roll(1, 0)], 1), 1),
+    "softmax": lambda x: x.softmax(-1) * 10,
+    "upsample": lambda x: F.interpolate(x, scale_factor=2),
+    "dropout2d": lambda x: F.dropout2d(x, 0.4),
+    "alpha_dropout": lambda x: F.alpha_dropout(F.selu(x), 0.3, True),
+    "where": lambda x: torch.where(x > 0.5, x, 0.1 * x),
+    "clamp": lambda x: x.clamp(-1, 2),
+    "slices": lambda x: x[:, :4] * x[:, 4:],
+    "hardswish": F.hardswish,
+    "prelu": lambda x: F.prelu(x, torch.tensor([0.3])),
+    "std": lambda x: x / x.std((1, 2, 3), keepdim=True),
+}
+
+
+class Before(nn.Module):
+    """The op, then a weight that says what reached it."""
+
+    def __init__(self, op: Callable[[Tensor], Tensor], channels: int) -> None:
+        super().__init__()
+        self.op, self.conv = op, nn.Conv2d(channels, 4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.conv(self.op(x))
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_a_rule_gives_what_the_op_does(name: str) -> None:
+    torch.manual_seed(0)
+    op = OPS[name]
+    x = torch.randn(SHAPE)
+    y = torch.stack([op(torch.randn(SHAPE)) for _ in range(4)]).double()
+    (layer,) = unitvar.plan(Before(op, y.shape[2]), x)
+    assert layer.mean == pytest.approx(y.mean().item(), abs=0.02, rel=0.02)
+    # A mean over 144 positions leaves 2048 numbers, whose square is known to 3 %.
+    assert layer.second == pytest.approx(y.square().mean().item(), rel=0.12 if name == "mean" else 0.04)
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        nn.Conv2d(8, 64, 3), nn.Conv2d(8, 64, 3, padding=1, stride=2), nn.Conv2d(8, 64, 5, padding=4, dilation=2),
+        nn.Conv2d(8, 64, 3, groups=4), nn.Conv2d(8, 64, 3, padding="same"), nn.Conv2d(8, 64, 4, padding="same"),
+        nn.ConvTranspose2d(8, 64, 4, 2, 1), nn.ConvTranspose2d(8, 64, 3, 2, 1, 1, groups=2), nn.Linear(12, 64),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_weight_gives_unit_second_moment(layer: nn.Module) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(layer)
+    unitvar.initialize_(model, torch.zeros(SHAPE))
+    with torch.no_grad():
+        assert model(torch.randn(SHAPE)).square().mean().item() == pytest.approx(1.0, rel=0.05)
+
+
+@pytest.mark.usefixtures("untyped")
+def test_a_name_without_namespace_is_refused() -> None:
+    with pytest.raises(ValueError, match="write it with its namespace"):
+        unitvar.rule("relu")
+    with pytest.raises(TypeError, match="not a function"):
+        unitvar.rule("aten.relu", backward=3)  # type: ignore[arg-type]
