@@ -17,6 +17,7 @@ import unitvar
 from tests import zoo
 from tests.measuring import measured
 from unitvar import init
+from unitvar.initialize import fill
 
 ACTIVATIONS = {"relu": nn.ReLU, "tanh": nn.Tanh, "elu": nn.ELU, "gelu": nn.GELU, "silu": nn.SiLU, "selu": nn.SELU}
 
@@ -544,3 +545,21 @@ def test_compiled_models_are_the_models_inside() -> None:
 def test_a_copy_of_a_model_has_the_same_plan() -> None:
     model, example = zoo.encoder()
     assert unitvar.plan(copy.deepcopy(model), example).rows == unitvar.plan(model, example).rows
+
+
+@pytest.mark.parametrize("method", ["analytic", "measured"])
+def test_an_interrupt_in_the_middle_leaves_every_weight(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
+    before = [p.detach().clone() for p in model.parameters()]
+    draw, calls = fill._FILL["sphere"], []
+
+    def interrupted(*args: object, **kwargs: object) -> Tensor:
+        calls.append(args)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return draw(*args, **kwargs)
+
+    monkeypatch.setitem(fill._FILL, "sphere", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        unitvar.initialize_(model, torch.randn(4, 8), method=method)
+    assert all(torch.equal(p, old) for p, old in zip(model.parameters(), before, strict=True))

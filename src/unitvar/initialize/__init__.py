@@ -114,13 +114,12 @@ def initialize_(
     with torch.inference_mode(False), _lazy_on_failure(model):
         _materialise(model, example)
         made, _ = planned(model, example, options)
-        if method == "analytic":
-            fill.fill(model, made, generator)
-            return made
         parameters = dict(model.named_parameters())
         touched = [parameters[n] for layer in made.layers for n in (layer.name, *layer.biases)]
         with fill.kept_on_failure(touched):
             fill.fill(model, made, generator)
+            if method == "analytic":
+                return made
             factors = measured.rescale(model, example, made)
         scaled = (replace(x, scale=x.scale * factors.get(x.name, 1.0)) for x in made.layers)
         return replace(made, layers=tuple(scaled))

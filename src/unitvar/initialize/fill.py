@@ -23,11 +23,7 @@ _FILL = {
 
 
 def fill(model: nn.Module, plan: Plan, generator: torch.Generator | None) -> None:
-    """Draw every weight of a plan, and write zeros into their biases.
-
-    What can fail is checked before the first weight is written: a second copy of all weights, to be on the safe side,
-    would cost more than the drawing.
-    """
+    """Draw every weight of a plan, and write zeros into their biases."""
     parameters = dict(model.named_parameters())
     for layer in plan.layers:
         _check(layer, parameters[layer.name], generator)
