@@ -13,6 +13,7 @@ from unitvar.paper.reestimation import Reestimation
 from unitvar.paper.stability import Stability
 from unitvar.paper.table1 import ActivationsCommand, Table1
 from unitvar.paper.tolerance import Tolerance
+from unitvar.paper.zoo.experiment import Zoo
 
 __all__ = ["COMMANDS", "Reproduce"]
 
@@ -39,6 +40,7 @@ COMMANDS: TypeAlias = (
     Annotated[Reproduce, tyro.conf.subcommand("reproduce")]
     | Annotated[Table1, tyro.conf.subcommand("table1")]
     | Annotated[Stability, tyro.conf.subcommand("stability")]
+    | Annotated[Zoo, tyro.conf.subcommand("zoo")]
     | Annotated[Reestimation, tyro.conf.subcommand("reestimation")]
     | Annotated[Tolerance, tyro.conf.subcommand("tolerance")]
     | Annotated[ActivationsCommand, tyro.conf.subcommand("activations")]
