@@ -43,9 +43,15 @@ def test_docstrings_run(module: str) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
 def test_snippets_of_a_page_run(page: Path, tmp_path: Path) -> None:
     """Every Python block of a page, in order, in one fresh interpreter, with warnings as errors."""
-    blocks = re.findall(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    fences = re.findall(r"^```(python|output)\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
     done = subprocess.run(
-        [sys.executable, "-W", "error::UserWarning", "-c", "\n".join(blocks)],
+        [
+            sys.executable,
+            "-W",
+            "error::UserWarning",
+            "-c",
+            "\n".join(text for kind, text in fences if kind == "python"),
+        ],
         cwd=tmp_path,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
@@ -53,8 +59,14 @@ def test_snippets_of_a_page_run(page: Path, tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    # What a page says a line prints, it prints.
-    promised = re.findall(r"^print\(.*?\)  # (.*)$", "\n".join(blocks), re.MULTILINE)
+    # What a page says a line or a block prints, it prints.
+    promised = [
+        line
+        for kind, text in fences
+        for line in (
+            re.findall(r"^print\(.*?\)  # (.*)$", text, re.MULTILINE) if kind == "python" else text.splitlines()
+        )
+    ]
     assert [line for line in done.stdout.splitlines() if line] == promised
 
 
