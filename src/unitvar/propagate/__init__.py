@@ -1,7 +1,8 @@
 """Moments through a graph, forward and backward."""
 
-from unitvar.propagate.run import Propagation, Weighing, known, propagate
+from unitvar.propagate.run import known, propagate
 from unitvar.propagate.state import State
-from unitvar.propagate.uses import Use
+from unitvar.propagate.uses import Use, Weighing
+from unitvar.propagate.walk import Propagation
 
 __all__ = ["Propagation", "State", "Use", "Weighing", "known", "propagate"]

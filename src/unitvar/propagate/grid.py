@@ -165,7 +165,6 @@ class Field:
         else:
             given, wo = values[..., :1], np.ones(1)
         # What is each position's own is averaged before squaring, what is shared after it.
-        weights = given.new_ones(())
         for i in reversed(range(len(self.noises))):
             axis = self.noises[i]
             if not axis.shared:
@@ -173,7 +172,7 @@ class Field:
         square = (given * given) @ torch.from_numpy(wo)
         for axis in reversed([a for a in self.noises if a.shared]):
             square = square @ axis.weights
-        return float(square * weights)
+        return float(square)
 
     def derivative(self) -> Tensor:
         """Return dv/dz on the grid, one row for each state of the noises."""

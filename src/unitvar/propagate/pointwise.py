@@ -9,9 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unitvar.propagate.grid import Axis, Field, quantiles
+from unitvar.propagate.grid import Axis, Field, bernoulli, quantiles
 from unitvar.propagate.state import State
-from unitvar.rules import Moments
 from unitvar.rules.pool import total
 
 __all__ = ["evaluate", "multiplied"]
@@ -163,8 +162,6 @@ def _independent(name: str, args: tuple[Any, ...], shape: tuple[int, ...]) -> St
 
 def multiplied(x: State, keep: float, *, shared: bool) -> State:
     """Multiply by a Bernoulli mask over its keep rate: what every dropout does."""
-    from unitvar.propagate.grid import bernoulli
-
     field = x.field
     if math.prod(len(a.nodes) for a in field.noises) * 2 > _MOST:
         moments = x.moments
@@ -178,8 +175,3 @@ def multiplied(x: State, keep: float, *, shared: bool) -> State:
     return State(field=Field(values, (*field.noises, axis), field.large), shape=x.shape, words=x.words, depth=x.depth,
                  features=x.features, keep=x.keep, chi=x._chi, slope=x._slope, last=x.last,
                  profile=x.profile)  # fmt: skip
-
-
-def moments_of(x: State | Any) -> Moments | Any:
-    """Give a rule what it asks for."""
-    return x.moments if isinstance(x, State) else x

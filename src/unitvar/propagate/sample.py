@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from unitvar.propagate.given import arguments
 from unitvar.rules import Moments
 from unitvar.trace import Node, Value
 
@@ -84,8 +85,5 @@ def _run(
             return numbers.clone()
         return numbers
 
-    args = [real(a) for a in node.args]
-    schema = node.op.func._schema
-    positional = [a for a, s in zip(args, schema.arguments, strict=True) if not s.kwarg_only]
-    keywords = {s.name: a for a, s in zip(args, schema.arguments, strict=True) if s.kwarg_only and a is not None}
+    positional, keywords = arguments(node, [real(a) for a in node.args])
     return node.op.func(*positional, **keywords)

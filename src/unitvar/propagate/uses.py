@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from unitvar.init import fans
+from unitvar.propagate.state import State
 from unitvar.rules.weights import summed
 from unitvar.trace import Node, Value
 
-__all__ = ["Use", "followed", "use_of"]
+__all__ = ["Solver", "Use", "Weighing", "followed", "placed", "use_of"]
 
 _CASTS = {
     "aten.to", "aten._to_copy", "aten.type_as", "aten.clone", "aten.contiguous", "aten.detach", "aten.alias",
@@ -43,6 +45,30 @@ class Use:
     fan_out: float
     part: float
     fill: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Weighing:
+    """What a solver is told of a use: all it needs to choose a scale.
+
+    Attributes:
+        use: the weight.
+        x: the state that reaches it.
+        forward: E z² that a weight of unit row norm would give.
+        backward: E[g_x²] / E[g_z²] that it would give; None unless asked for.
+        node: the op.
+        share: the part of z's variance that this weight is to make: a half each for input and state of a recurrence.
+    """
+
+    use: Use
+    x: State
+    forward: float
+    backward: float | None
+    node: Node
+    share: float = 1.0
+
+
+Solver = Callable[[Weighing], float | None]
 
 
 def followed(value: Value) -> Value | None:

@@ -99,6 +99,11 @@ class Op:
         return [*args, *(kwargs.get(self.names[i], self.defaults[i]) for i in rest)]
 
     @property
+    def overload(self) -> str:
+        """Give the overload's name: ``Tensor`` in ``aten.add.Tensor``."""
+        return getattr(self.func, "_overloadname", "")
+
+    @property
     def functional(self) -> Any:
         """Give the packet that computes the same without writing."""
         space, _, base = self.name.partition(".")

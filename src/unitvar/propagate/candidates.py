@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from unitvar.propagate.state import State
@@ -11,16 +12,31 @@ from unitvar.rules import Moments, Rule
 from unitvar.rules.recurrent import FLAVOURS, recurrence
 from unitvar.trace import Node, Value
 
-__all__ = ["candidates"]
+__all__ = ["Candidate", "candidates"]
 
 _CELLS = tuple(f"aten.{flavour}_cell" for flavour in FLAVOURS)
 _LAYERS = tuple(f"aten.{flavour}" for flavour in FLAVOURS)
 
 
-def candidates(
-    node: Node, rule: Rule, state: Callable[[Value], State]
-) -> Iterator[tuple[Use, State, float, float | None]]:
-    """Give every weight of an op: its use, the state that reaches it, its share of z, and E z² if that is known."""
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A weight of an op.
+
+    Attributes:
+        use: how the op uses it.
+        x: the state that reaches it.
+        share: the part of z's variance that it is to make.
+        second: E z² that a row of unit norm gives, where the op's rule does not tell.
+    """
+
+    use: Use
+    x: State
+    share: float = 1.0
+    second: float | None = None
+
+
+def candidates(node: Node, rule: Rule, state: Callable[[Value], State]) -> Iterator[Candidate]:
+    """Give every weight of an op."""
     if node.name in _LAYERS:
         yield from _recurrent(node, state)
         return
@@ -31,7 +47,7 @@ def candidates(
         for position, x in ((2, state(node.args[0])), (3, h)):
             use = use_of(node, position, node.args[position])
             if use is not None:
-                yield use, x, 0.5, x.moments.second
+                yield Candidate(use, x, 0.5, x.moments.second)
         return
     for position in rule.weights:
         arg = node.args[position] if position < len(node.args) else None
@@ -43,10 +59,10 @@ def candidates(
             use = use_of(node, position, operand)
             if use is None or not signals:
                 continue
-            yield use, max((state(s) for s in signals), key=lambda s: s.rank), 1.0, None
+            yield Candidate(use, max((state(s) for s in signals), key=lambda s: s.rank))
 
 
-def _recurrent(node: Node, state: Callable[[Value], State]) -> Iterator[tuple[Use, State, float, float | None]]:
+def _recurrent(node: Node, state: Callable[[Value], State]) -> Iterator[Candidate]:
     """Walk the flat list of weights: for each layer and direction w_ih, w_hh, and biases or projections."""
     flavour = node.name.removeprefix("aten.")
     weights = [a for a in node.args if isinstance(a, tuple) and a and all(isinstance(v, Value) for v in a)]
@@ -70,4 +86,4 @@ def _recurrent(node: Node, state: Callable[[Value], State]) -> Iterator[tuple[Us
             reaching = x
             if i >= each:  # the layer below, after its dropout
                 reaching = State(Moments(mean, second / (1 - dropout), (1,)), words=h.words)
-        yield use, reaching, 0.5, reaching.moments.second
+        yield Candidate(use, reaching, 0.5, reaching.moments.second)

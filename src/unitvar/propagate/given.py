@@ -1,0 +1,124 @@
+"""Values that no op computed from the inputs: parameters, buffers, constants, and what is made of them alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from unitvar.propagate.grid import Field, constant, empirical
+from unitvar.propagate.state import State
+from unitvar.rules import Moments
+from unitvar.trace import Node, Value
+
+__all__ = ["LOWEST", "actual", "ancestors", "arguments", "default_features", "given", "realised"]
+
+LOWEST = -1e4  # a score this low is one that a mask has taken out
+_FEW = 1 << 16  # elements up to which the law of a tensor is worth finding
+
+
+def default_features(shape: tuple[int, ...]) -> int | None:
+    """Images and volumes come with channels second, all else with features last."""
+    return 1 if len(shape) in (4, 5) else len(shape) - 1 if shape else None
+
+
+def given(value: Value) -> State:
+    """Describe a value by the numbers it has; on the meta device, by what such values usually are."""
+    tensor = realised(value)
+    shape = value.shape
+    if tensor is None or tensor.is_meta:
+        ones = value.kind == "parameter" and len(shape) < 2  # of a norm, most likely
+        return State(Moments(float(ones), 1.0, shape), shape=shape, features=default_features(shape))
+    if not tensor.numel():
+        return State(Moments(0.0, 0.0, shape))
+    numbers, masked = tensor.detach(), 0.0
+    if numbers.numel() <= _FEW or not numbers.is_floating_point():
+        numbers = numbers.double()
+    if value.kind == "constant" and tensor.is_floating_point():
+        numbers, masked = _unmasked(numbers)
+    state = _described(numbers, value)
+    state.masked, state.features, state.depth = masked, default_features(shape), -1
+    return state
+
+
+def _unmasked(numbers: Tensor) -> tuple[Tensor, float]:
+    """Take out what a mask has set to minus infinity, and tell its share."""
+    low = numbers < LOWEST
+    if not low.any():
+        return numbers, 0.0
+    masked = float(low.double().mean())
+    return (numbers[~low] if masked < 1 else torch.zeros(1, dtype=torch.float64)), masked
+
+
+def _described(numbers: Tensor, value: Value) -> State:
+    shape = value.shape
+    mean, second = float(numbers.mean()), float(numbers.square().mean())
+    if second - mean**2 <= 1e-12 * second:
+        return State(field=constant(mean), shape=shape)
+    if numbers.dim() > 2 and value.kind == "derived":  # embeddings of positions or types
+        return State(Moments(mean, second, shape, cross=_between_rows(numbers)))
+    if numbers.numel() > _FEW:
+        return State(Moments(mean, second, shape))
+    axis = empirical(numbers, shared=sum(n > 1 for n in shape) <= 1)
+    return State(field=Field(axis.nodes.unsqueeze(-1), (axis,), None), shape=shape)
+
+
+def _between_rows(numbers: Tensor) -> float | None:
+    """Return E x_i x_j of one feature in two different rows."""
+    rows = numbers.double().flatten(0, -2)
+    n = rows.shape[0]
+    return float((rows.sum(0).square() - rows.square().sum(0)).mean()) / (n * (n - 1)) if n > 1 else None
+
+
+def actual(value: Value) -> Moments:
+    """Give the moments of a weight as it is; on the meta device, of a standard normal one, and of a bias of zeros."""
+    tensor = realised(value)
+    if tensor is None or tensor.is_meta or not tensor.numel():
+        return Moments(0.0, 1.0 if len(value.shape) > 1 else 0.0, value.shape)
+    numbers = tensor.detach().double()
+    return Moments(float(numbers.mean()), float(numbers.square().mean()), value.shape)
+
+
+def realised(value: Value) -> Tensor | None:
+    """Compute a value that depends on parameters and constants alone; None if that cannot be done."""
+    if value.kind in ("parameter", "buffer", "constant", "input") and value.node is None:
+        return value.tensor
+    if value.kind not in ("derived", "buffer") or value.node is None:
+        return None
+    writes = bool(value.node.op.written)
+
+    def real(arg: Any) -> Any:
+        if isinstance(arg, Value):
+            found = realised(arg)
+            if found is None or found.is_meta:
+                raise LookupError
+            return found.detach().clone() if writes else found.detach()
+        return tuple(real(a) for a in arg) if isinstance(arg, tuple) else arg
+
+    try:
+        positional, keywords = arguments(value.node, [real(a) for a in value.node.args])
+        with torch.no_grad():
+            out = value.node.op.func(*positional, **keywords)
+    except (LookupError, RuntimeError, TypeError, ValueError):
+        return None
+    if isinstance(out, (tuple, list)):
+        out = out[[o is value for o in value.node.outputs].index(True)]
+    return out if isinstance(out, Tensor) else None
+
+
+def arguments(node: Node, args: list[Any]) -> tuple[list[Any], dict[str, Any]]:
+    """Sort arguments in schema order into positional ones and keywords, to call the op with."""
+    schema = node.op.func._schema
+    positional = [a for a, s in zip(args, schema.arguments, strict=True) if not s.kwarg_only]
+    keywords = {s.name: a for a, s in zip(args, schema.arguments, strict=True) if s.kwarg_only and a is not None}
+    return positional, keywords
+
+
+def ancestors(value: Value) -> list[str]:
+    """Name the parameters that a value was computed from."""
+    if value.kind == "parameter":
+        return [value.name]
+    if value.node is None:
+        return []
+    return [name for v in value.node.inputs for name in ancestors(v)]

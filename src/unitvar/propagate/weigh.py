@@ -1,0 +1,81 @@
+"""Weight ops: the solver is asked for the scale of each weight, then the op's rule is applied."""
+
+from __future__ import annotations
+
+from unitvar.propagate.apply import apply, factor, forward
+from unitvar.propagate.candidates import Candidate, candidates
+from unitvar.propagate.state import State
+from unitvar.propagate.uses import Weighing, followed
+from unitvar.propagate.walk import Walk
+from unitvar.rules import Moments, Rule
+from unitvar.trace import Node, Value
+
+__all__ = ["weigh"]
+
+
+def weigh(walk: Walk, node: Node, rule: Rule) -> None:
+    """Choose the scales of an op's weights and follow the signal through it."""
+    parameters = [v for v in node.inputs if v.kind in ("parameter", "derived")]
+    if not parameters:  # a product of two signals
+        apply(walk, node, rule)
+        return
+    replaced: dict[int, Moments] = {}
+    chosen: list[str] = []
+    reaching: State | None = None
+    for candidate in candidates(node, rule, walk.state):
+        use = candidate.use
+        square = walk.solve(_weighing(walk, node, rule, candidate, parameters))
+        reaching = candidate.x if reaching is None else reaching
+        if square is None:
+            replaced[id(use.operand)] = walk.actual(use.operand)
+            walk.out.seen.setdefault(use.parameter.name, []).append(node.name)
+        else:
+            replaced[id(use.operand)] = Moments(0.0, square * use.part / use.fan_in, use.operand.shape)
+            chosen.append(use.parameter.name)
+    for value in parameters:
+        if id(value) not in replaced:
+            replaced[id(value)] = _other(walk, node, value, chosen)
+    results = forward(walk, node, rule, replaced)
+    _finish(walk, node, rule, results, reaching if reaching is not None else walk.signal(node), chosen)
+
+
+def _weighing(walk: Walk, node: Node, rule: Rule, candidate: Candidate, parameters: list[Value]) -> Weighing:
+    """Try the op with this weight alone, of unit row norm."""
+    use = candidate.use
+    if candidate.second is not None:  # a recurrence: its op shows no pre-activation
+        second, back = candidate.second, use.fan_out / use.fan_in
+        return Weighing(use, candidate.x, second, back, node, candidate.share)
+    trial = {id(v): Moments(0.0, 0.0, v.shape) for v in parameters}
+    trial[id(use.operand)] = Moments(0.0, 1.0 / use.fan_in, use.operand.shape)
+    second = forward(walk, node, rule, trial)[0].second
+    backward = factor(walk, node, rule, trial) if walk.backward else None
+    return Weighing(use, candidate.x, second, backward, node, candidate.share)
+
+
+def _other(walk: Walk, node: Node, value: Value, chosen: list[str]) -> Moments:
+    """Give the moments of an operand that is no weight: a bias becomes zero with its weight."""
+    parameter = followed(value)
+    if chosen and parameter is not None and (len(value.shape) < 2 or node.name == "aten.baddbmm"):
+        walk.out.biases.setdefault(chosen[0], []).append(parameter.name)
+        if walk.zeroed(parameter.name):
+            return Moments(0.0, 0.0, value.shape)
+    walk.note_use(value, node)
+    return walk.actual(value)
+
+
+def _finish(
+    walk: Walk, node: Node, rule: Rule, results: tuple[Moments, ...], x: State | None, chosen: list[str]
+) -> None:
+    depth, chi = (0, 1.0) if x is None or x.rank[0] <= 0 else ((x.depth or 0) + 1, x.chi)
+    if depth > walk.out.longest[0]:
+        walk.out.longest = depth, chi
+    # A recurrence ends with its own activation, which a path must name.
+    words = (str(rule.word),) if isinstance(node.args[1], tuple) and rule.word else ()
+    last = chosen[0] if chosen else None
+    made = []
+    for moments, output in zip(results, node.outputs, strict=False):
+        if output is not None:
+            made.append(State(moments.like(shape=output.shape), words=words, chi=chi, depth=depth, last=last))
+            if last is not None:
+                walk.weighed[id(output)] = last
+    walk.put(node, made)
