@@ -9,6 +9,7 @@ from typing import Annotated, TypeAlias
 import tyro
 from rich.console import Console
 
+from unitvar.paper.depth import Depth
 from unitvar.paper.reestimation import Reestimation
 from unitvar.paper.stability import Stability
 from unitvar.paper.table1 import ActivationsCommand, Table1
@@ -40,6 +41,7 @@ COMMANDS: TypeAlias = (
     Annotated[Reproduce, tyro.conf.subcommand("reproduce")]
     | Annotated[Table1, tyro.conf.subcommand("table1")]
     | Annotated[Stability, tyro.conf.subcommand("stability")]
+    | Annotated[Depth, tyro.conf.subcommand("depth")]
     | Annotated[Zoo, tyro.conf.subcommand("zoo")]
     | Annotated[Reestimation, tyro.conf.subcommand("reestimation")]
     | Annotated[Tolerance, tyro.conf.subcommand("tolerance")]
