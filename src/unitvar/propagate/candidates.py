@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from unitvar.propagate.state import State
 from unitvar.propagate.uses import Use, use_of
 from unitvar.rules import Moments, Rule
-from unitvar.rules.recurrent import FLAVOURS, recurrence
+from unitvar.rules.recurrent import FLAVOURS, SHARE, Call, Stack, alike, projection, solved
 from unitvar.trace import Node, Value
 
 __all__ = ["Candidate", "candidates"]
 
 _CELLS = tuple(f"aten.{flavour}_cell" for flavour in FLAVOURS)
+_LONG = 64  # steps of a loop over cells, whose end a cell does not see
 _LAYERS = tuple(f"aten.{flavour}" for flavour in FLAVOURS)
 
 
@@ -41,13 +41,7 @@ def candidates(node: Node, rule: Rule, state: Callable[[Value], State]) -> Itera
         yield from _recurrent(node, state)
         return
     if node.name in _CELLS:
-        flavour = node.name.removeprefix("aten.").removesuffix("_cell")
-        mean, _, second, _ = recurrence(flavour, 64)
-        h = State(Moments(mean, second, (1,)), words=(flavour.replace("_", " "),))
-        for position, x in ((2, state(node.args[0])), (3, h)):
-            use = use_of(node, position, node.args[position])
-            if use is not None:
-                yield Candidate(use, x, 0.5, x.moments.second)
+        yield from _cell(node, state)
         return
     for position in rule.weights:
         arg = node.args[position] if position < len(node.args) else None
@@ -62,28 +56,35 @@ def candidates(node: Node, rule: Rule, state: Callable[[Value], State]) -> Itera
             yield Candidate(use, max((state(s) for s in signals), key=lambda s: s.rank))
 
 
-def _recurrent(node: Node, state: Callable[[Value], State]) -> Iterator[Candidate]:
-    """Walk the flat list of weights: for each layer and direction w_ih, w_hh, and biases or projections."""
-    flavour = node.name.removeprefix("aten.")
-    weights = [a for a in node.args if isinstance(a, tuple) and a and all(isinstance(v, Value) for v in a)]
-    flat: tuple[Any, ...] = max(weights, key=len, default=())
+def _cell(node: Node, state: Callable[[Value], State]) -> Iterator[Candidate]:
+    flavour = node.name.removeprefix("aten.").removesuffix("_cell")
     x = state(node.args[0])
-    batch_first = bool(node.args[-1]) if isinstance(node.args[-1], bool) else False
-    steps = x.shape[1 if batch_first else 0] if len(x.shape) == 3 else 16
-    mean, second, *_ = recurrence(flavour, int(steps))
-    h = State(Moments(mean, second, (1,)), words=(flavour.replace("_", " "),))
-    numbers = [a for a in node.args if isinstance(a, (int, float, bool))]
-    both = len(numbers) > 4 and bool(numbers[4])
-    dropout = float(numbers[2]) if len(numbers) > 3 and numbers[3] else 0.0
-    matrices = [v for v in flat if len(v.shape) == 2]
-    each = 4 if both else 2
-    for i, operand in enumerate(matrices):
-        use = use_of(node, 2, operand)
-        if use is None:
-            continue
-        reaching = h
-        if i % 2 == 0:
-            reaching = x
-            if i >= each:  # the layer below, after its dropout
-                reaching = State(Moments(mean, second / (1 - dropout), (1,)), words=h.words)
-        yield Candidate(use, reaching, 0.5, reaching.moments.second)
+    (made,) = solved(Stack(flavour, _LONG, alike(x.moments)), 1)
+    for position, reaching in ((2, x), (3, _hidden(flavour, Moments(made.mean, made.second)))):
+        use = use_of(node, position, node.args[position])
+        if use is not None:
+            yield Candidate(use, reaching, SHARE, reaching.moments.second)
+
+
+def _recurrent(node: Node, state: Callable[[Value], State]) -> Iterator[Candidate]:
+    """Walk the layers: what reaches each is the state of the one before it, after its dropout."""
+    flavour = node.name.removeprefix("aten.")
+    x, call = state(node.args[0]), Call.read(node.args)
+    layers = call.layers
+    for groups, made in zip(layers, solved(call.stack(flavour, x.moments), len(layers)), strict=True):
+        raw = out = Moments(made.mean, made.second)
+        for group in groups:
+            weights = [(group[0], x, SHARE)]
+            if projection(group) is not None:  # a projected state is made to have unit second moment
+                weights.append((projection(group), _hidden(flavour, raw), 1.0))
+                out = raw.scaled(made.second**-0.5)
+            weights.append((group[1], _hidden(flavour, out), SHARE))
+            for operand, reaching, share in weights:
+                use = use_of(node, 2, operand)
+                if use is not None:
+                    yield Candidate(use, reaching, share, reaching.moments.second)
+        x = _hidden(flavour, out.like(second=out.second / call.keep))
+
+
+def _hidden(flavour: str, moments: Moments) -> State:
+    return State(moments.like(shape=(1,)), words=(flavour.replace("_", " "),))

@@ -10,17 +10,13 @@ from torch import Tensor
 from unitvar.propagate.grid import Field, constant, empirical
 from unitvar.propagate.state import State
 from unitvar.rules import Moments
+from unitvar.rules.moments import default_features
 from unitvar.trace import Node, Value
 
-__all__ = ["LOWEST", "actual", "ancestors", "arguments", "default_features", "given", "realised"]
+__all__ = ["LOWEST", "actual", "ancestors", "arguments", "given", "realised"]
 
 LOWEST = -1e4  # a score this low is one that a mask has taken out
 _FEW = 1 << 16  # elements up to which the law of a tensor is worth finding
-
-
-def default_features(shape: tuple[int, ...]) -> int | None:
-    """Images and volumes come with channels second, all else with features last."""
-    return 1 if len(shape) in (4, 5) else len(shape) - 1 if shape else None
 
 
 def given(value: Value) -> State:

@@ -145,15 +145,14 @@ class Field:
             v = v @ axis.weights
         return v
 
-    def moments(self) -> tuple[float, float, float]:
-        """Return E v, E v² and E v_i v_j for two positions."""
-        first, second = self.reduced(1), self.reduced(2)
-        return float(first.detach()), float(second.detach()), self._cross(float(first.detach()) ** 2)
+    def moments(self) -> tuple[float, float, float | None]:
+        """Return E v, E v² and E v_i v_j for two positions; None if those are independent."""
+        return float(self.reduced(1).detach()), float(self.reduced(2).detach()), self._cross()
 
-    def _cross(self, independent: float) -> float:
+    def _cross(self) -> float | None:
         paired = self.large is not None and self.large.pair and self.values.shape[-1] > 1
         if not paired and not any(a.shared for a in self.noises):
-            return independent
+            return None
         values = self.values.detach().expand(*(len(a.nodes) for a in self.noises), self.values.shape[-1])
         if paired:
             _, wo, _, wi = _hermite()

@@ -11,6 +11,8 @@ from torch import Tensor
 
 from unitvar.propagate.grid import Axis, Field, bernoulli, quantiles
 from unitvar.propagate.state import State
+from unitvar.rules import Moments
+from unitvar.rules.moments import default_features
 from unitvar.rules.pool import total
 
 __all__ = ["evaluate", "multiplied"]
@@ -100,10 +102,16 @@ def _main(states: list[State]) -> State:
 
 
 def _features(states: list[State], shape: tuple[int, ...]) -> int | None:
-    for state in states:
-        if len(state.shape) == len(shape) and state.features is not None:
-            return state.features
-    return None
+    """Choose the dimension of features; where operands differ, as after mixing tokens, the usual one."""
+    found = [s.features for s in states if len(s.shape) == len(shape) and s.features is not None]
+    usual = default_features(shape)
+    return usual if usual in found else found[0] if found else None
+
+
+def _aligned(state: State, features: int | None, shape: tuple[int, ...]) -> Moments:
+    """Give moments whose pairs of positions are those of the result."""
+    same = features is None or len(state.shape) != len(shape)
+    return state.moments if same else state.moments.along(features)  # type: ignore[arg-type]
 
 
 def _profile(states: list[State], shape: tuple[int, ...]) -> Any:
@@ -137,7 +145,8 @@ def _independent(name: str, args: tuple[Any, ...], shape: tuple[int, ...]) -> St
     if len(states) != 2 or not all(isinstance(a, State) for a in args[:2]):
         return None
     a, b = states
-    x, y = a.moments, b.moments
+    features = _features(states, shape)
+    x, y = (_aligned(s, features, shape) for s in states)
     main = _main(states)
     if name in _SUMS:
         alpha = args[2] if len(args) > 2 and isinstance(args[2], (int, float)) else 1
@@ -156,7 +165,7 @@ def _independent(name: str, args: tuple[Any, ...], shape: tuple[int, ...]) -> St
         return None
     return State(
         out.like(shape=shape, features=None, masked=max(a.masked, b.masked)), words=words, chi=chi, depth=main.depth,
-        slope=slope, keep=main.kept, features=_features(states, shape), last=main.last, profile=_profile(states, shape),
+        slope=slope, keep=main.kept, features=features, last=main.last, profile=_profile(states, shape),
     )  # fmt: skip
 
 

@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 
 from unitvar.propagate.apply import apply, unknown
-from unitvar.propagate.given import default_features
 from unitvar.propagate.replay import replay
 from unitvar.propagate.special import SPECIAL, special
 from unitvar.propagate.state import State
@@ -15,6 +14,7 @@ from unitvar.propagate.uses import Solver
 from unitvar.propagate.walk import Propagation, Walk
 from unitvar.propagate.weigh import weigh
 from unitvar.rules import Moments, Rule
+from unitvar.rules.moments import default_features
 from unitvar.rules.registry import find
 from unitvar.trace import Graph, Node, Op
 

@@ -6,12 +6,13 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from unitvar.propagate.given import LOWEST, default_features
+from unitvar.propagate.given import LOWEST
 from unitvar.propagate.grid import Axis, Field, bernoulli, constant, uniform
 from unitvar.propagate.pointwise import multiplied
 from unitvar.propagate.state import State
 from unitvar.propagate.walk import Walk
 from unitvar.rules import Moments
+from unitvar.rules.moments import default_features
 from unitvar.rules.noise import DROPOUTS, NOISE
 from unitvar.rules.shapes import PICK, SAME, features_after, merge
 from unitvar.trace import Node, Value

@@ -70,7 +70,7 @@ class State:
             if m.var <= 1e-24 * max(1.0, m.second) or not math.isfinite(m.second):
                 self._field = constant(m.mean if math.isfinite(m.mean) else 0.0)
             else:
-                rho = (m.pair - m.mean**2) / m.var if len(self.shape) > 2 else 0.0
+                rho = (m.pair - m.mean**2) / m.var
                 axis = gaussian(m.mean, m.std, rho if rho > 1e-6 else 0.0, origin=self)
                 self._field = Field(axis.nodes, (), axis)
         return self._field

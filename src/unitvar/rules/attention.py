@@ -28,6 +28,17 @@ def _softened(var: float, count: int) -> float:
     return float(scores.softmax(1).square().sum(1).mean())
 
 
+def _tilt(spread: float, squares: float, shape: tuple[int, ...]) -> float:
+    """Return what attention gains because keys and values are made of the same tokens.
+
+    Scores s_j = u x_j, softmax weights a_j: by Stein's lemma E Σ a_j x_j = u (1 - E Σ a_j²) for standard normal x_j.
+    With |u|² = var s that is var s (1 - E Σ a_j²)² / D for each of the D features, those of all heads together.
+    """
+    if len(shape) < 4:  # heads were merged into the batch, so that D is not known
+        return 0.0
+    return spread * (1.0 - squares) ** 2 / (shape[-3] * shape[-1])
+
+
 @builtin("softmax", "_softmax", "special_softmax", word="softmax")
 def softmax(x: Moments, dim: int, *_: Any) -> Moments:
     size = x.shape[dim % len(x.shape)] if x.shape else 1
@@ -74,9 +85,13 @@ def attention(
     else:
         left = 1.0 - max(0.0, mask.masked) if isinstance(mask, Moments) else 1.0
         seen = [max(1.0, tokens * left)]
-    squares = sum(_concentration(spread, n) for n in seen) / len(seen) / (1.0 - dropout)
-    common = value.pair
-    second = common * (1 + squares * dropout) + (value.second - common) * squares
-    # Two queries that attend evenly see the same average.
-    both = common + (value.second - common) * min(squares, sum(1 / n for n in seen) / len(seen))
+    attended = sum(_concentration(spread, n) for n in seen) / len(seen)
+    evenly = sum(1 / n for n in seen) / len(seen)
+    squares = attended / (1.0 - dropout)
+    common, own = value.pair, value.second - value.pair
+    tilt = _tilt(spread, attended, query.shape)
+    second = common * (1 + squares * dropout) + own * (squares + tilt)
+    # Two queries attend to the same tokens in so far as they are alike, and at least as much as if evenly.
+    alike = max(0.0, query.pair - query.mean**2) / query.var if query.var > 0 else 0.0
+    both = common + own * (min(squares, evenly * math.exp(min(50.0, alike * spread))) + alike * tilt)
     return value.like(second=second, cross=both, shape=(*query.shape[:-1], value.shape[-1]))

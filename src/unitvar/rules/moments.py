@@ -7,7 +7,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-__all__ = ["Moments"]
+__all__ = ["Moments", "default_features"]
+
+
+def default_features(shape: tuple[int, ...]) -> int | None:
+    """Images and volumes come with channels second, all else with features last."""
+    return 1 if len(shape) in (4, 5) else len(shape) - 1 if shape else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,8 +23,9 @@ class Moments:
         mean: E x.
         second: E x².
         shape: the tensor's shape.
-        cross: E x_i x_j of one feature at two positions (pixels, tokens) of an example; None: independent, mean².
-            Deep networks make positions alike, and what a pool or an average does depends on it.
+        cross: E x_i x_j of one feature at two positions (pixels, tokens) of an example; None: independent, mean², or
+            there are no positions. Deep networks make positions alike, and what a pool or an average does depends
+            on it.
         features: the dimension that counts features; None: the last one.
         profile: along each spatial dimension, how the second moment is distributed (mean 1): where convolutions pad
             with zeros, borders are quieter. None: evenly.
@@ -45,6 +51,20 @@ class Moments:
     def pair(self) -> float:
         """Give E x_i x_j for two positions."""
         return self.mean**2 if self.cross is None else min(self.cross, self.second)
+
+    @property
+    def has_positions(self) -> bool:
+        """Say whether an example has more than one element of a feature, as far as the shape tells."""
+        return self.cross is not None or len(self.shape) > 2
+
+    def along(self, dim: int) -> Moments:
+        """Take another dimension for that of the features.
+
+        Elements that differ in what were the features so far have weights of their own: nothing but the mean is shared.
+        """
+        n = len(self.shape)
+        features = n - 1 if self.features is None else self.features
+        return self if not n or features == dim % n else self.like(cross=None, features=dim % n)
 
     def like(self, **changes: Any) -> Moments:
         """Copy with changes."""

@@ -17,7 +17,7 @@ def _affine(x: Moments, weight: Moments | None, bias: Moments | None, eps: float
     scale = weight.second if weight is not None else 1.0
     shift, shift2 = (bias.mean, bias.second) if bias is not None else (0.0, 0.0)
     cross = max(-1.0, min(1.0, pair)) * shrink * scale + shift2
-    return x.like(mean=shift, second=shrink * scale + shift2, cross=cross)
+    return x.like(mean=shift, second=shrink * scale + shift2, cross=cross if x.has_positions else None)
 
 
 def _correlation(x: Moments) -> float:
@@ -54,9 +54,8 @@ def native_batch_norm(
 
 @builtin("layer_norm", word="layernorm", resets=True, backward=lambda x, shape, w, *_: _slope(x, w))
 def layer_norm(x: Moments, shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5, *_: Any) -> Moments:
-    return _affine(x, weight, bias, eps, x.var, _correlation(x)).like(
-        features=len(x.shape) - 1 if len(x.shape) < 4 else x.features, profile=None
-    )
+    x = x.along(-1) if len(x.shape) < 4 else x
+    return _affine(x, weight, bias, eps, x.var, _correlation(x)).like(profile=None)
 
 
 @builtin("native_layer_norm", word="layernorm", resets=True, backward=lambda x, shape, w, *_: _slope(x, w))

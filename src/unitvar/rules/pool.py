@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -20,43 +20,61 @@ def _each(value: Any, n: int) -> list[int]:
     return [int(v) for v in (values * n if len(values) == 1 else values)]
 
 
+class Windows(NamedTuple):
+    """What windows see that slide along a dimension.
+
+    Attributes:
+        outputs: how many windows there are.
+        seen: how many real elements each sees on average, weighted by the profile.
+        profile: of what they see.
+        common: how many taps two windows have in common, drawn with replacement, weighted by amplitude: zeros beyond a
+            border fall on other taps at the one than at the other.
+        own: the same for a window and itself.
+    """
+
+    outputs: int
+    seen: float
+    profile: Any
+    common: float
+    own: float
+
+
 def windows(
     size: int, kernel: int, stride: int, padding: int, dilation: int, ceil: bool = False, profile: Any = None
-) -> tuple[int, float, Any]:
-    """Slide a window along a dimension.
-
-    Returns:
-        How many windows there are, how many real elements each sees on average, weighted by the profile, and the
-        profile of what they see.
-    """
+) -> Windows:
+    """Slide a window along a dimension."""
     if profile is None or len(profile) != size:
         return _plain_windows(size, kernel, stride, padding, dilation, ceil)
     return _windows(size, kernel, stride, padding, dilation, ceil, profile)
 
 
 @lru_cache(maxsize=4096)
-def _plain_windows(
-    size: int, kernel: int, stride: int, padding: int, dilation: int, ceil: bool
-) -> tuple[int, float, Any]:
+def _plain_windows(size: int, kernel: int, stride: int, padding: int, dilation: int, ceil: bool) -> Windows:
     return _windows(size, kernel, stride, padding, dilation, ceil, np.ones(size))
 
 
-def _windows(
-    size: int, kernel: int, stride: int, padding: int, dilation: int, ceil: bool, profile: Any
-) -> tuple[int, float, Any]:
+def _windows(size: int, kernel: int, stride: int, padding: int, dilation: int, ceil: bool, profile: Any) -> Windows:
     span = size + 2 * padding - dilation * (kernel - 1) - 1
     count = max(1, (-(-span // stride) if ceil else span // stride) + 1)
     if ceil and (count - 1) * stride >= size + padding:
         count -= 1
-    seen = np.zeros(count)
+    taps = np.zeros((kernel, count))
     for tap in range(kernel):
         # Windows o with 0 <= o * stride + start < size.
         start = tap * dilation - padding
         first, last = max(0, -(start // stride)), min(count - 1, (size - 1 - start) // stride)
         if last >= first:
-            seen[first : last + 1] += profile[first * stride + start : last * stride + start + 1 : stride]
+            taps[tap, first : last + 1] = profile[first * stride + start : last * stride + start + 1 : stride]
+    return tallied(taps, profile)
+
+
+def tallied(taps: Any, profile: Any) -> Windows:
+    """Count, from what the input's profile is at each tap of each window."""
+    seen = taps.sum(0)
     mean = float(seen.mean())
-    return count, mean, seen / mean if mean > 0 else None
+    amplitude = np.sqrt(taps) / np.sqrt(profile).mean()
+    common, own = float((amplitude.mean(1) ** 2).sum()), float((amplitude**2).mean(1).sum())
+    return Windows(len(seen), mean, seen / mean if mean > 0 else None, common, own)
 
 
 def _spatial(
@@ -78,10 +96,10 @@ def _spatial(
     # What windows see, over how many they see: the profile of an average or a maximum.
     after = tuple(
         _normal(r * m / (f * c)) if r is not None and f is not None else None
-        for (_, m, r), (_, c, f) in zip(real, flat, strict=True)
+        for (_, m, r, *_), (_, c, f, *_) in zip(real, flat, strict=True)
     )
-    shape = (*x.shape[:-n], *(c for c, _, _ in flat))
-    return shape, math.prod(kernels), math.prod(c for _, c, _ in flat), after
+    shape = (*x.shape[:-n], *(w.outputs for w in flat))
+    return shape, math.prod(kernels), math.prod(w.seen for w in flat), after
 
 
 def _normal(profile: Any) -> Any:
@@ -253,5 +271,5 @@ def total(parts: Sequence[Moments]) -> Moments:
     """Add independent tensors: means add, variances add."""
     first = parts[0]
     mean = sum(p.mean for p in parts)
-    cross = mean**2 + sum(p.pair - p.mean**2 for p in parts)
+    cross = mean**2 + sum(p.pair - p.mean**2 for p in parts) if any(p.has_positions for p in parts) else None
     return first.like(mean=mean, second=mean**2 + sum(p.var for p in parts), cross=cross)

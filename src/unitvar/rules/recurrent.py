@@ -1,11 +1,12 @@
-"""LSTM, GRU and plain recurrences: the moments of a state that has forgotten how it began."""
+"""LSTM, GRU and plain recurrences: the moments of their states, from zero on."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,67 +14,251 @@ from torch import Tensor
 from unitvar.rules.moments import Moments
 from unitvar.rules.registry import builtin
 
-__all__ = ["FLAVOURS", "recurrence"]
+__all__ = ["FLAVOURS", "SHARE", "Call", "Recurrence", "Stack", "alike", "projection", "solved"]
 
 FLAVOURS = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 _GATES = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
 _WIDTH, _BATCH, _LONGEST, _ROUNDS = 128, 32, 64, 5
+SHARE = 0.5  # of a gate's variance, which input and state make in equal parts
+
+
+@dataclass(frozen=True, slots=True)
+class Recurrence:
+    """Moments of a state h, and of an LSTM's cell c.
+
+    Attributes:
+        mean: E h over all steps.
+        second: E h² over all steps.
+        pair: E h_s h_t of two steps.
+        states: E h² at each step.
+        cells: E c² at each step; of h, where there is no cell.
+    """
+
+    mean: float
+    second: float
+    pair: float
+    states: tuple[float, ...]
+    cells: tuple[float, ...]
+
+    def next(self, second: float) -> tuple[float, float]:
+        """Return E h² and E c² one step after a state of this second moment."""
+        at = min(range(len(self.states)), key=lambda t: abs((0.0, *self.states)[t] - second))
+        return self.states[at], self.cells[at]
+
+
+class Layer(NamedTuple):
+    """What makes the gates of a layer: squared row norms of its weights for input and state, and E b² of its bias.
+
+    Of the first layer, ``input`` is the variance of what the input gives to a gate.
+    """
+
+    input: float
+    state: float
+    bias: float = 0.0
+
+
+class Stack(NamedTuple):
+    """Layers of a kind, one on the other.
+
+    Attributes:
+        flavour: one of FLAVOURS.
+        steps: how many.
+        shared: the correlation of what the input gives to a gate at two steps.
+        directions: 1 or 2.
+        keep: the keep rate between layers.
+    """
+
+    flavour: str
+    steps: int
+    shared: float
+    directions: int = 1
+    keep: float = 1.0
+
+    @property
+    def rounded(self) -> Stack:
+        """Give one of the few that are worth a simulation of their own."""
+        return self._replace(steps=max(1, min(self.steps, _LONGEST)), shared=round(self.shared, 2))
+
+
+def solved(stack: Stack, count: int) -> tuple[Recurrence, ...]:
+    """Simulate layers whose gates get half of their unit variance from the input and half from the state."""
+    return _solved(stack.rounded, count)
+
+
+def simulated(stack: Stack, layers: Sequence[Layer]) -> Recurrence:
+    """Run layers from zero, as they start, and describe the last of them.
+
+    A state is correlated with its past, through gates and weights alike, which no closed form follows: so small layers
+    are run on Gaussian inputs.
+    """
+    return _simulated(stack.rounded, tuple(Layer(*(float(f"{number:.3g}") for number in layer)) for layer in layers))
 
 
 @lru_cache(maxsize=256)
-def recurrence(flavour: str, steps: int) -> tuple[float, float, float, float]:
-    """Return E h, E h² over the steps, E h² at the last one, and E h_s h_t of two steps.
-
-    A state is correlated with its past, through gates and weights alike, which no closed form follows: so a small
-    recurrence is run, whose gates get half their unit variance from fresh inputs and half from the state, with the
-    scale that makes it so. From zero, as layers start.
-    """
-    steps = max(1, min(steps, _LONGEST))
-    gates = _GATES[flavour]
-    generator = torch.Generator().manual_seed(0)
-    inputs = torch.randn(steps, _BATCH, gates * _WIDTH, generator=generator) * math.sqrt(0.5)
-    weight = torch.randn(_WIDTH, gates * _WIDTH, generator=generator) * math.sqrt(0.5 / _WIDTH)
-    second = 0.1
-    with torch.no_grad():
+def _solved(stack: Stack, count: int) -> tuple[Recurrence, ...]:
+    simulation = _Simulation(stack)
+    found = []
+    for _ in range(count):
+        second = 0.1
         for _ in range(_ROUNDS):
-            h = _unrolled(flavour, inputs, weight / math.sqrt(second))
-            second = float(h.square().mean())
-    mean = float(h.mean()) if flavour == "rnn_relu" else 0.0  # the others are odd in their inputs
+            h, c = simulation.layer(Layer(SHARE / simulation.second, SHARE / second))
+            second = max(1e-6, float(h.square().mean()))
+        simulation.feed(h)
+        found.append(_described(stack, h, c))
+    return tuple(found)
+
+
+@lru_cache(maxsize=1024)
+def _simulated(stack: Stack, layers: tuple[Layer, ...]) -> Recurrence:
+    simulation = _Simulation(stack)
+    for layer in layers:
+        h, c = simulation.layer(layer)
+        simulation.feed(h)
+    return _described(stack, h, c)
+
+
+class _Simulation:
+    """A small stack of layers, run one at a time."""
+
+    def __init__(self, stack: Stack) -> None:
+        self.stack = stack
+        self.gates = _GATES[stack.flavour] * _WIDTH
+        self.generator = torch.Generator().manual_seed(0)
+        always, fresh = self._normal(_BATCH, self.gates), self._normal(stack.steps, _BATCH, self.gates)
+        self.inputs = fresh * math.sqrt(1 - stack.shared) + always * math.sqrt(stack.shared)
+        self.depth, self.second = 0, 1.0
+
+    def layer(self, layer: Layer) -> tuple[Tensor, Tensor]:
+        """Run a layer in each of its directions; leave the random state, so that another try gets the same numbers."""
+        before = self.generator.get_state()
+        states, cells = [], []
+        for direction in range(self.stack.directions):
+            x = self.inputs
+            if self.depth:
+                x = x @ self._normal(x.shape[-1], self.gates) / math.sqrt(x.shape[-1])
+            x = x * math.sqrt(layer.input) + self._normal(self.gates) * math.sqrt(layer.bias)
+            weight = self._normal(_WIDTH, self.gates) * math.sqrt(layer.state / _WIDTH)
+            h, c = _unrolled(self.stack.flavour, x.flip(0) if direction else x, weight)
+            states.append(h.flip(0) if direction else h)
+            cells.append(c.flip(0) if direction else c)
+        self.generator.set_state(before)
+        return torch.cat(states, 2), torch.cat(cells, 2)
+
+    def feed(self, h: Tensor) -> None:
+        """Make the states of a layer the input of the next."""
+        self.depth += 1
+        self.generator.manual_seed(self.depth)  # other numbers for another layer
+        mask = torch.rand(h.shape, generator=self.generator) < self.stack.keep
+        self.inputs = h * mask / self.stack.keep
+        self.second = max(1e-6, float(self.inputs.square().mean()))
+
+    def _normal(self, *shape: int) -> Tensor:
+        return torch.randn(shape, generator=self.generator)
+
+
+def _described(stack: Stack, h: Tensor, c: Tensor) -> Recurrence:
+    steps = stack.steps
+    second = float(h.square().mean())
+    mean = float(h.mean()) if stack.flavour == "rnn_relu" else 0.0  # the others are odd in their inputs
     total = float(h.mean(0).square().mean())
     pair = (total * steps - second) / (steps - 1) if steps > 1 else mean**2
-    return mean, second, float(h[-1].square().mean()), pair
+    each, cells = (t[:, :, :_WIDTH].square().mean((1, 2)).tolist() for t in (h, c))
+    return Recurrence(mean, second, pair, tuple(each), tuple(cells))
 
 
-def _unrolled(flavour: str, inputs: Tensor, weight: Tensor) -> Tensor:
+def _unrolled(flavour: str, inputs: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     h = c = torch.zeros(_BATCH, _WIDTH)
-    states = []
+    states, cells = [], []
     for x in inputs:
         if flavour == "gru":
             z, r, n = x.chunk(3, 1)
             uz, ur, un = (h @ weight).chunk(3, 1)
             z = torch.sigmoid(z + uz)
-            h = (1 - z) * torch.tanh(n + torch.sigmoid(r + ur) * un) + z * h
+            h = c = (1 - z) * torch.tanh(n + torch.sigmoid(r + ur) * un) + z * h
         elif flavour == "lstm":
             i, f, g, o = (x + h @ weight).chunk(4, 1)
             c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
             h = torch.sigmoid(o) * torch.tanh(c)
         else:
-            h = torch.tanh(x + h @ weight) if flavour == "rnn_tanh" else torch.relu(x + h @ weight)
+            h = c = torch.tanh(x + h @ weight) if flavour == "rnn_tanh" else torch.relu(x + h @ weight)
         states.append(h)
-    return torch.stack(states)
+        cells.append(c)
+    return torch.stack(states), torch.stack(cells)
+
+
+def alike(x: Moments) -> float:
+    """Return the correlation that a weight gives its outputs at two steps."""
+    return min(1.0, max(0.0, x.pair / x.second)) if x.second > 0 else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """The arguments of a recurrent op, read: with a batch of sequences, or with a packed one.
+
+    Attributes:
+        groups: the tensors of each layer, in one direction and then the other: w_ih, w_hh, biases, projection.
+        directions: 1 or 2.
+        steps: how long the sequences are.
+        keep: the keep rate between layers.
+    """
+
+    groups: tuple[tuple[Any, ...], ...]
+    directions: int
+    steps: int
+    keep: float
+
+    @classmethod
+    def read(cls, args: Sequence[Any]) -> Call:
+        """Read arguments in schema order; the weights are the last list among them."""
+        at = max(i for i, a in enumerate(args) if isinstance(a, (tuple, list)))
+        _, layers, dropout, train, both, *batch_first = args[at + 1 :]
+        shape = args[0].shape
+        long = 1 if any(batch_first) and len(shape) == 3 else 0
+        steps = args[1].shape[0] if at == 3 else shape[long]  # packed: data, batch sizes, state, weights
+        directions = 2 if both else 1
+        size = len(args[at]) // (layers * directions)
+        groups = tuple(tuple(args[at][i * size : (i + 1) * size]) for i in range(layers * directions))
+        return cls(groups, directions, int(steps), 1.0 - float(dropout) if train else 1.0)
+
+    @property
+    def layers(self) -> list[tuple[tuple[Any, ...], ...]]:
+        """Give the groups of each layer, one for each direction."""
+        return [self.groups[i : i + self.directions] for i in range(0, len(self.groups), self.directions)]
+
+    def stack(self, flavour: str, x: Moments) -> Stack:
+        """Say what to simulate."""
+        return Stack(flavour, self.steps, alike(x), self.directions, self.keep)
+
+
+def projection(group: Sequence[Any]) -> Any:
+    """Give the weight that projects the state of a layer, None if there is none."""
+    return group[-1] if len(group) % 2 else None
+
+
+def _norm(weight: Moments | None) -> float:
+    """Return the squared norm of a row."""
+    return 1.0 if weight is None else weight.shape[-1] * weight.second
+
+
+def _layer(group: Sequence[Moments], before: float) -> Layer:
+    """Read what makes the gates of a layer; before is what scales its input."""
+    bias = sum(b.second for b in group[2:] if len(b.shape) == 1)
+    return Layer(_norm(group[0]) * before, _norm(group[1]) * _norm(projection(group)), bias)
 
 
 def _layers(flavour: str) -> Callable[..., tuple[Moments, ...]]:
-    def run(x: Moments, hidden: Any, weights: Sequence[Moments], *rest: Any) -> tuple[Moments, ...]:
-        _, layers, _, _, bidirectional, batch_first = (*rest, False)[:6]
-        if not isinstance(layers, int) or isinstance(layers, bool):  # packed sequences: data, batch_sizes, ...
-            bidirectional = rest[5] if len(rest) > 5 else False
-        steps = x.shape[1 if batch_first else 0] if len(x.shape) == 3 else 16
-        mean, second, last, pair = recurrence(flavour, int(steps))
-        width = max(w.shape[1] for w in weights[1:2])
-        out = Moments(mean, second, (*x.shape[:-1], width * (2 if bidirectional else 1)), cross=pair)
-        end = Moments(mean, last, (1, width))
-        return out, end, end
+    def run(*args: Any) -> tuple[Moments, ...]:
+        x, call = args[0], Call.read(args)
+        layers, scale = [], x.second
+        for group, *_ in call.layers:
+            layers.append(_layer(group, scale))
+            scale = _norm(projection(group))
+        made = simulated(call.stack(flavour, x), layers)
+        width = group[1].shape[-1]
+        out = Moments(made.mean, made.second, (*x.shape[:-1], width * call.directions), cross=made.pair)
+        h = Moments(made.mean, max(made.mean**2, made.states[-1]), (1, width))
+        cell = Moments(0.0, made.cells[-1], (1, width))
+        return out.scaled(math.sqrt(scale)), h.scaled(math.sqrt(scale)), cell
 
     return run
 
@@ -83,11 +268,14 @@ for _flavour in FLAVOURS:
 
 
 def _cells(flavour: str) -> Callable[..., Any]:
-    def run(x: Moments, hidden: Any, w_ih: Moments, w_hh: Moments, *biases: Any) -> Any:
-        mean, _, last, _ = recurrence(flavour, 64)
-        shape = (*x.shape[:-1], w_hh.shape[1])
-        state = Moments(mean, last, shape)
-        return (state, state) if flavour == "lstm" else state
+    def run(x: Moments, hidden: Any, *group: Any) -> Any:
+        given = [g for g in group if g is not None]
+        before = hidden[0] if isinstance(hidden, (tuple, list)) else hidden
+        made = simulated(Stack(flavour, _LONGEST, alike(x)), [_layer(given, x.second)])
+        second, cell = made.next(before.second)
+        shape = (*x.shape[:-1], group[1].shape[-1])
+        h = Moments(min(made.mean, math.sqrt(second)), second, shape)
+        return (h, Moments(0.0, cell, shape)) if flavour == "lstm" else h
 
     return run
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from unitvar.rules.moments import Moments
-from unitvar.rules.pool import windows
+from unitvar.rules.pool import Windows, tallied, windows
 from unitvar.rules.registry import builtin
 
 __all__: list[str] = []
@@ -20,14 +20,19 @@ def _plus(out: Moments, bias: Moments | None) -> Moments:
         return out
     mean = out.mean + bias.mean
     # A bias is the same at all positions.
-    cross = mean**2 + (out.pair - out.mean**2) + bias.var
+    cross = mean**2 + (out.pair - out.mean**2) + bias.var if out.has_positions else None
     return out.like(mean=mean, second=mean**2 + out.var + bias.var, cross=cross)
 
 
-def contract(x: Moments, weight: Moments, terms: float, shape: tuple[int, ...], features: int | None = None) -> Moments:
-    """Sum over the fan-in. What two positions share passes through a weight that they share."""
+def contract(
+    x: Moments, weight: Moments, terms: float, shape: tuple[int, ...], features: int | None = None,
+    common: float | None = None,
+) -> Moments:  # fmt: skip
+    """Sum over the fan-in. What two positions share passes through those terms whose weight they have in common."""
     out = Moments.product(x, weight, terms, shape)
-    cross = terms * weight.var * x.pair + out.mean**2
+    if not x.has_positions:
+        return out.like(features=features)
+    cross = (terms if common is None else common) * weight.var * x.pair + out.mean**2
     return out.like(cross=cross, features=features)
 
 
@@ -38,16 +43,42 @@ def _linear_backward(x: Moments, weight: Moments, *_: Any) -> float:
 @builtin("linear", weights=(1,), backward=_linear_backward)
 def linear(x: Moments, weight: Moments, bias: Moments | None = None) -> Moments:
     shape = (*x.shape[:-1], *weight.shape[:-1])
-    return _plus(contract(x, weight, weight.shape[-1], shape, len(shape) - 1), bias)
+    return _plus(contract(x.along(-1), weight, weight.shape[-1], shape, len(shape) - 1), bias)
 
 
-def _conv_counts(
-    x: Moments, weight: Moments, stride: Sequence[int], padding: Any, dilation: Sequence[int]
-) -> tuple[tuple[int, ...], float, tuple[Any, ...]]:
-    """Return the sizes of the output, the taps that an output sees on average (padding gives nothing), the profile."""
+class _Taps(NamedTuple):
+    """What an output of a convolution sees of its input.
+
+    Attributes:
+        sizes: of the output.
+        seen: the taps that an output sees on average; padding gives nothing.
+        common: those that two outputs at different positions have in common.
+        profile: of the output.
+    """
+
+    sizes: tuple[int, ...]
+    seen: float
+    common: float
+    profile: tuple[Any, ...]
+
+
+def _taps(sides: Sequence[Windows]) -> _Taps:
+    sizes = tuple(w.outputs for w in sides)
+    n = math.prod(sizes)
+    own = math.prod(w.own for w in sides)
+    both = math.prod(w.common for w in sides)  # drawn with replacement: one pair in n is an output and itself
+    common = (n * both - own) / (n - 1) if n > 1 else own
+    return _Taps(sizes, math.prod(w.seen for w in sides), max(0.0, common), tuple(w.profile for w in sides))
+
+
+def _profiles(x: Moments, n: int) -> Sequence[Any]:
+    return x.profile if x.profile is not None and len(x.profile) == n else (None,) * n
+
+
+def _conv_taps(x: Moments, weight: Moments, stride: Sequence[int], padding: Any, dilation: Sequence[int]) -> _Taps:
     kernel = weight.shape[2:]
-    profiles = x.profile if x.profile is not None and len(x.profile) == len(kernel) else (None,) * len(kernel)
-    sizes, taps, after = [], 1.0, []
+    profiles = _profiles(x, len(kernel))
+    sides = []
     for i, (size, k) in enumerate(zip(x.shape[-len(kernel) :], kernel, strict=True)):
         s, d = stride[i % len(stride)], dilation[i % len(dilation)]
         if isinstance(padding, str):
@@ -55,20 +86,17 @@ def _conv_counts(
             before = profiles[i]
             flat = np.ones(size) if before is None or len(before) != size else before
             odd = np.concatenate([flat, np.zeros(both % 2)])
-            count, seen, profile = windows(len(odd), k, s, both // 2, d, False, odd)
+            sides.append(windows(len(odd), k, s, both // 2, d, False, odd))
         else:
-            count, seen, profile = windows(size, k, s, padding[i % len(padding)], d, False, profiles[i])
-        sizes.append(count)
-        after.append(profile)
-        taps *= seen
-    return tuple(sizes), taps, tuple(after)
+            sides.append(windows(size, k, s, padding[i % len(padding)], d, False, profiles[i]))
+    return _taps(sides)
 
 
 def _conv_backward(
     x: Moments, weight: Moments, bias: Any, stride: Any, padding: Any, dilation: Any, groups: int
 ) -> float:
-    sizes, taps, _ = _conv_counts(x, weight, stride, padding, dilation)
-    reached = weight.shape[0] / groups * taps * math.prod(sizes) / math.prod(x.shape[-len(sizes) :])
+    taps = _conv_taps(x, weight, stride, padding, dilation)
+    reached = weight.shape[0] / groups * taps.seen * math.prod(taps.sizes) / math.prod(x.shape[-len(taps.sizes) :])
     return reached * weight.second
 
 
@@ -82,38 +110,39 @@ def conv(
     dilation: Any = (1,),
     groups: int = 1,
 ) -> Moments:
-    sizes, taps, profile = _conv_counts(x, weight, stride, padding, dilation)
-    shape = (*x.shape[: -len(sizes) - 1], weight.shape[0], *sizes)
-    out = contract(x, weight, weight.shape[1] * taps, shape, len(shape) - len(sizes) - 1)
-    return _plus(out.like(profile=profile), bias)
+    taps = _conv_taps(x, weight, stride, padding, dilation)
+    return _plus(_convolved(x, weight, weight.shape[1], weight.shape[0], taps), bias)
 
 
-def _transposed_counts(
-    x: Moments, weight: Moments, stride: Any, padding: Any, extra: Any, dilation: Any
-) -> tuple[tuple[int, ...], float, tuple[Any, ...]]:
+def _convolved(x: Moments, weight: Moments, fan_in: float, channels: int, taps: _Taps) -> Moments:
+    n = len(taps.sizes)
+    shape = (*x.shape[: -n - 1], channels, *taps.sizes)
+    at = len(shape) - n - 1
+    out = contract(x.along(at), weight, fan_in * taps.seen, shape, at, fan_in * taps.common)
+    return out.like(profile=taps.profile)
+
+
+def _transposed_taps(x: Moments, weight: Moments, stride: Any, padding: Any, extra: Any, dilation: Any) -> _Taps:
     kernel = weight.shape[2:]
-    profiles = x.profile if x.profile is not None and len(x.profile) == len(kernel) else (None,) * len(kernel)
-    sizes, taps, after = [], 1.0, []
+    profiles = _profiles(x, len(kernel))
+    sides = []
     for i, (size, k) in enumerate(zip(x.shape[-len(kernel) :], kernel, strict=True)):
         s, p, e, d = (v[i % len(v)] for v in (stride, padding, extra, dilation))
         full = (size - 1) * s + d * (k - 1) + 1
-        seen = np.zeros(full + e)
-        profile = profiles[i]
+        profile = profiles[i] if profiles[i] is not None and len(profiles[i]) == size else np.ones(size)
+        seen = np.zeros((k, full + e))
         for tap in range(k):
-            seen[tap * d : tap * d + (size - 1) * s + 1 : s] += 1.0 if profile is None else profile
-        seen = seen[p : full + e - p]
-        sizes.append(len(seen))
-        mean = float(seen.mean())
-        after.append(seen / mean if mean > 0 else None)
-        taps *= mean
-    return tuple(sizes), taps, tuple(after)
+            seen[tap, tap * d : tap * d + (size - 1) * s + 1 : s] = profile
+        sides.append(tallied(seen[:, p : full + e - p], profile))
+    return _taps(sides)
 
 
 def _transposed_backward(
     x: Moments, weight: Moments, bias: Any, stride: Any, padding: Any, extra: Any, groups: int, dilation: Any
 ) -> float:
-    sizes, taps, _ = _transposed_counts(x, weight, stride, padding, extra, dilation)
-    return weight.shape[1] * taps * math.prod(sizes) / math.prod(x.shape[-len(sizes) :]) * weight.second
+    taps = _transposed_taps(x, weight, stride, padding, extra, dilation)
+    ratio = math.prod(taps.sizes) / math.prod(x.shape[-len(taps.sizes) :])
+    return weight.shape[1] * taps.seen * ratio * weight.second
 
 
 @builtin("conv_transpose1d", "conv_transpose2d", "conv_transpose3d", weights=(1,), backward=_transposed_backward)
@@ -127,10 +156,8 @@ def conv_transpose(
     groups: int = 1,
     dilation: Any = (1,),
 ) -> Moments:
-    sizes, taps, profile = _transposed_counts(x, weight, stride, padding, extra, dilation)
-    shape = (*x.shape[: -len(sizes) - 1], weight.shape[1] * groups, *sizes)
-    out = contract(x, weight, weight.shape[0] / groups * taps, shape, len(shape) - len(sizes) - 1)
-    return _plus(out.like(profile=profile), bias)
+    taps = _transposed_taps(x, weight, stride, padding, extra, dilation)
+    return _plus(_convolved(x, weight, weight.shape[0] / groups, weight.shape[1] * groups, taps), bias)
 
 
 @builtin("convolution", "_convolution", weights=(1,))
