@@ -34,20 +34,12 @@ def check(model: nn.Module, plan: unitvar.Plan) -> None:
     assert all(len(line) <= 80 for line in str(plan).splitlines())
 
 
-@pytest.mark.parametrize("family", [name for name in zoo.PLAIN if name != "MLP-Mixer"])
-def test_in_plain_families_predicted_is_measured(family: str) -> None:
-    plan, within = share(zoo.PLAIN[family], runs=8)
-    check(zoo.PLAIN[family]()[0], plan)
-    assert within >= 0.95
-
-
-@pytest.mark.parametrize("family", [*zoo.OTHER, "MLP-Mixer"])
-def test_other_families_are_planned(family: str) -> None:
+@pytest.mark.parametrize("family", [*zoo.PLAIN, *zoo.OTHER])
+def test_predicted_is_measured(family: str) -> None:
     make = {**zoo.PLAIN, **zoo.OTHER}[family]
-    plan, within = share(make, runs=3)
+    plan, within = share(make, runs=24)  # draws of small networks differ much
     check(make()[0], plan)
-    # Attention mixes tokens that depth has made alike, which is followed only roughly; of an LSTM only the head shows.
-    assert within >= 0.7 or family == "LSTM classifier"
+    assert within >= 0.95
 
 
 def hugging_face(name: str) -> zoo.Model:
@@ -81,6 +73,6 @@ def hugging_face(name: str) -> zoo.Model:
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", ["BERT", "GPT-2", "T5", "ViT", "Llama"])
 def test_transformers_are_planned(name: str) -> None:
-    plan, within = share(lambda: hugging_face(name), runs=3)
+    plan, within = share(lambda: hugging_face(name), runs=4)
     check(hugging_face(name)[0], plan)
-    assert within >= 0.9
+    assert within >= 0.95

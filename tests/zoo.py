@@ -113,7 +113,7 @@ class Patches(nn.Module):
         super().__init__()
         self.embed = nn.Conv2d(3, width, 4, 4)
         self.blocks = nn.Sequential(*blocks)
-        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, 10)
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, 100)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.embed(x).flatten(2).transpose(1, 2)
@@ -158,7 +158,7 @@ class LSTMClassifier(nn.Module):
         super().__init__()
         self.embed = nn.Embedding(100, 32)
         self.lstm = nn.LSTM(32, 64, 2, batch_first=True, dropout=0.2, bidirectional=True)
-        self.head = nn.Linear(128, 5)
+        self.head = nn.Linear(128, 50)
 
     def forward(self, tokens: Tensor) -> Tensor:
         return self.head(self.lstm(self.embed(tokens))[0].mean(1))
