@@ -5,9 +5,13 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
+from hypothesis import assume, given
+from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import unitvar
+from unitvar.rules import Moments
+from unitvar.rules.weights import conv
 
 SHAPE = (64, 8, 12, 12)
 OPS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -76,6 +80,23 @@ def test_a_weight_gives_unit_second_moment(layer: nn.Module) -> None:
     unitvar.initialize_(model, torch.zeros(SHAPE))
     with torch.no_grad():
         assert model(torch.randn(SHAPE)).square().mean().item() == pytest.approx(1.0, rel=0.05)
+
+
+@given(st.integers(2, 9), st.integers(2, 9), st.integers(1, 5), st.integers(0, 3), st.integers(1, 2))
+def test_neighbours_share_the_taps_that_both_see(
+    height: int, width: int, kernel: int, padding: int, stride: int
+) -> None:
+    assume(min(height, width) + 2 * padding >= kernel + stride)
+    # An input that is the same everywhere: what two outputs share is what their weights share.
+    x = Moments(0.0, 1.0, (1, 1, height, width), cross=1.0, features=1)
+    weight = Moments(0.0, 1.0, (1, 1, kernel, kernel))
+    out = conv(x, weight, None, (stride, stride), (padding, padding), (1, 1), 1)
+    masks = F.unfold(torch.ones(1, 1, height, width), kernel, padding=padding, stride=stride)
+    masks = masks.reshape(kernel * kernel, *out.shape[2:])
+    along = [(masks[:, :, 1:] * masks[:, :, :-1]), (masks[:, 1:] * masks[:, :-1])]
+    expected = sum(both.sum(0).mean().item() for both in along) / 2
+    assert out.pair == pytest.approx(expected, rel=1e-5)
+    assert out.second == pytest.approx(masks.sum(0).mean().item(), rel=1e-5)
 
 
 @pytest.mark.usefixtures("untyped")

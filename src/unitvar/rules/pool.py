@@ -27,16 +27,14 @@ class Windows(NamedTuple):
         outputs: how many windows there are.
         seen: how many real elements each sees on average, weighted by the profile.
         profile: of what they see.
-        common: how many taps two windows have in common, drawn with replacement, weighted by amplitude: zeros beyond a
-            border fall on other taps at the one than at the other.
-        own: the same for a window and itself.
+        common: how many taps a window and the next have in common, weighted by amplitude: zeros beyond a border fall on
+            other taps at the one than at the other.
     """
 
     outputs: int
     seen: float
     profile: Any
     common: float
-    own: float
 
 
 def windows(
@@ -72,9 +70,15 @@ def tallied(taps: Any, profile: Any) -> Windows:
     """Count, from what the input's profile is at each tap of each window."""
     seen = taps.sum(0)
     mean = float(seen.mean())
-    amplitude = np.sqrt(taps) / np.sqrt(profile).mean()
-    common, own = float((amplitude.mean(1) ** 2).sum()), float((amplitude**2).mean(1).sum())
-    return Windows(len(seen), mean, seen / mean if mean > 0 else None, common, own)
+    common = _next(np.sqrt(taps)) / (_next(np.sqrt(profile)[None]) or 1.0)
+    return Windows(len(seen), mean, seen / mean if mean > 0 else None, common)
+
+
+def _next(amplitude: Any) -> float:
+    """Return the mean over windows of what a window and the next, with the same taps, see together."""
+    if amplitude.shape[1] == 1:
+        return float((amplitude**2).sum())
+    return float((amplitude[:, 1:] * amplitude[:, :-1]).sum(0).mean())
 
 
 def _spatial(

@@ -52,7 +52,8 @@ class _Taps(NamedTuple):
     Attributes:
         sizes: of the output.
         seen: the taps that an output sees on average; padding gives nothing.
-        common: those that two outputs at different positions have in common.
+        common: those that an output and its neighbour have in common. Distant ones share less, near borders; but what a
+            pool compares are neighbours.
         profile: of the output.
     """
 
@@ -63,12 +64,9 @@ class _Taps(NamedTuple):
 
 
 def _taps(sides: Sequence[Windows]) -> _Taps:
-    sizes = tuple(w.outputs for w in sides)
-    n = math.prod(sizes)
-    own = math.prod(w.own for w in sides)
-    both = math.prod(w.common for w in sides)  # drawn with replacement: one pair in n is an output and itself
-    common = (n * both - own) / (n - 1) if n > 1 else own
-    return _Taps(sizes, math.prod(w.seen for w in sides), max(0.0, common), tuple(w.profile for w in sides))
+    seen = math.prod(w.seen for w in sides)
+    common = sum(seen / w.seen * w.common for w in sides if w.seen > 0) / len(sides)  # neighbours along each dimension
+    return _Taps(tuple(w.outputs for w in sides), seen, common, tuple(w.profile for w in sides))
 
 
 def _profiles(x: Moments, n: int) -> Sequence[Any]:
