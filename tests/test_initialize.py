@@ -22,8 +22,10 @@ from unitvar.initialize import fill
 ACTIVATIONS = {"relu": nn.ReLU, "tanh": nn.Tanh, "elu": nn.ELU, "gelu": nn.GELU, "silu": nn.SiLU, "selu": nn.SELU}
 
 
-def mlp(*, depth: int = 3, width: int = 64, act: type[nn.Module] = nn.ReLU, dropout: float = 0.5) -> nn.Sequential:
-    layers: list[nn.Module] = [nn.Linear(32, width)]
+def mlp(
+    *, inputs: int = 32, depth: int = 3, width: int = 64, act: type[nn.Module] = nn.ReLU, dropout: float = 0.5
+) -> nn.Sequential:
+    layers: list[nn.Module] = [nn.Linear(inputs, width)]
     for _ in range(depth - 1):
         layers += [act(), nn.Dropout(dropout), nn.Linear(width, width)]
     return nn.Sequential(*layers)
@@ -44,6 +46,29 @@ def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
 # Laws -----------------------------------------------------------------------------------------------------------------
 
 
+def finite_width(name: str, dropout: float, width: int, distribution: str, depth: int) -> list[float]:
+    """Bound the deviation of E z² from one that width alone causes, to first order in 1 / width, layer by layer.
+
+    Let q be the mean square of one example's layer: z is N(0, q) given q, and E q = 1. With F = f², one layer on,
+    E q' - 1 = chi (E q - 1) + E[He4 F] / E F (var q / 8 + k / 24), as d²/dq² E F(z) = E[He4 F] / 4; k is the excess
+    kurtosis of a weighted sum with such weights, and var q' = chi² var q + (E f⁴ / (E f²)² / keep - 1) / width.
+    """
+    f = ACTIVATIONS[name]()
+    m = unitvar.activation_moments(f)
+    fourth = unitvar.activation_moments(lambda x: f(x) ** 2).second / m.second**2
+    hermite = torch.special.hermite_polynomial_he
+    curve = unitvar.activation_moments(lambda x: f(x) ** 2 * hermite(x, torch.full_like(x, 4))).mean / m.second
+    inputs, hidden = 3.0, fourth / (1 - dropout)  # E x⁴ / (E x²)² of what is summed
+    error, var, found = 0.0, 2 / width, [0.0]
+    for layer in range(1, depth):
+        summed = inputs if layer == 1 else hidden
+        excess = {"normal": 0.0, "uniform": 1.2 * summed / width}.get(distribution, 6 / (width + 2))
+        error = m.chi * error + abs(curve) * (var / 8 + excess / 24)
+        var = m.chi**2 * var + (hidden - 1) / width
+        found.append(error)
+    return found
+
+
 @settings(max_examples=12)
 @given(
     depth=st.integers(2, 6),
@@ -54,19 +79,17 @@ def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
 )
 def test_predicted_is_measured(depth: int, width: int, name: str, dropout: float, distribution: str) -> None:
     torch.manual_seed(0)
-    x = torch.randn(400, 32)
-    model = mlp(depth=depth, width=width, act=ACTIVATIONS[name], dropout=dropout)
-    found: dict[str, list[float]] = {}
-    for _ in range(4):
+    model = mlp(inputs=width, depth=depth, width=width, act=ACTIVATIONS[name], dropout=dropout)
+    draws: dict[str, list[float]] = {}
+    for _ in range(20):  # weights, inputs and masks anew, so that the draws are independent
+        x = torch.randn(64, width)
         plan = unitvar.initialize_(model, x, distribution=distribution)
         for key, value in measured(model, x).items():
-            found.setdefault(key, []).append(value)
-    chi = max(1.0, plan.chi)
-    for i, layer in enumerate(plan):
-        values = torch.tensor(found[layer.name])
-        # The spread between draws, and a floor for what a few draws say of it, amplified by depth.
-        error = 4 * values.std().item() / 2 + 0.1 * chi**i
-        assert values.mean().item() == pytest.approx(layer.predicted, abs=error)
+            draws.setdefault(key, []).append(value)
+    for layer, floor in zip(plan, finite_width(name, dropout, width, distribution, depth), strict=True):
+        values = torch.tensor(draws[layer.name], dtype=torch.float64)
+        standard_error = values.std().item() / math.sqrt(len(values))
+        assert values.mean().item() == pytest.approx(layer.predicted, abs=5 * standard_error + floor)
         assert layer.predicted == pytest.approx(1.0)
 
 
