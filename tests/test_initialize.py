@@ -15,9 +15,10 @@ from torch import Tensor, nn
 
 import unitvar
 from tests import zoo
-from tests.measuring import measured
 from unitvar import init
 from unitvar.initialize import fill
+from unitvar.paper.zoo import convolutional
+from unitvar.paper.zoo.experiment import measured
 
 ACTIVATIONS = {"relu": nn.ReLU, "tanh": nn.Tanh, "elu": nn.ELU, "gelu": nn.GELU, "silu": nn.SiLU, "selu": nn.SELU}
 
@@ -107,7 +108,7 @@ def test_in_a_chain_scales_are_those_of_gain(mode: str, name: str) -> None:
 
 
 def test_the_papers_vgg_has_the_papers_divisors() -> None:
-    model, example = zoo.vgg(circular=True)
+    model, example = convolutional.vgg(4, circular=True)
     plan = unitvar.plan(model, example, rules={"aten.max_pool2d": lambda x, *_: x})
     r = 0.5
     expected = [1, r / 0.7, r, r / 0.6, r, r / 0.6, r / 0.6, r, r / 0.6, r / 0.6, r, r / 0.6, r / 0.6, 1, 1]
@@ -360,7 +361,7 @@ def test_the_same_seed_gives_the_same_weights_whatever_the_global_state() -> Non
 
 
 def test_plan_changes_nothing() -> None:
-    model, example = zoo.resnet()
+    model, example = zoo.PLAIN["ResNet"]()
     model.eval()
     before, random = state_of(model), torch.get_rng_state()
     unitvar.plan(model, example)
@@ -566,7 +567,7 @@ def test_compiled_models_are_the_models_inside() -> None:
 
 
 def test_a_copy_of_a_model_has_the_same_plan() -> None:
-    model, example = zoo.encoder()
+    model, example = zoo.OTHER["TransformerEncoder"]()
     assert unitvar.plan(copy.deepcopy(model), example).rows == unitvar.plan(model, example).rows
 
 
