@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +13,7 @@ from unitvar.batchnorm.feed import device_of, inner, moved
 from unitvar.batchnorm.preserve import _lazy_on_failure
 from unitvar.initialize import fill, measured
 from unitvar.initialize.layers import LayerPlan, Plan
-from unitvar.initialize.options import Options
+from unitvar.initialize.options import Options, Overrides
 from unitvar.initialize.solve import planned
 from unitvar.trace.run import check_example, lazy_kept, materialised
 from unitvar.trace.untouched import untouched
@@ -31,7 +31,7 @@ def plan(
     distribution: str = "sphere",
     only: str | Sequence[str] | None = None,
     inputs: Inputs = "standard",
-    rules: Mapping[str, Callable[..., Any]] | None = None,
+    rules: Overrides | None = None,
     strict: bool = False,
 ) -> Plan:
     r"""Compute the scale of every weight of a model, and change nothing.
@@ -48,7 +48,8 @@ def plan(
         only: shell pattern or patterns on parameter names; all others keep their values.
         inputs: ``"standard"`` (zero mean, unit variance), ``"measured"`` (the example's own), ``(mean, std)``, or a
             list of those, one for each floating-point tensor.
-        rules: op name → rule, for this call; see :func:`unitvar.rule`.
+        rules: op name → rule, for this call; see :func:`unitvar.rule`. A pair is a rule and its backward factor; a
+            function alone keeps that of the op.
         strict: whether an op without a rule is an error.
 
     Returns:
@@ -77,7 +78,7 @@ def initialize_(
     distribution: str = "sphere",
     only: str | Sequence[str] | None = None,
     inputs: Inputs = "standard",
-    rules: Mapping[str, Callable[..., Any]] | None = None,
+    rules: Overrides | None = None,
     strict: bool = False,
     generator: torch.Generator | None = None,
 ) -> Plan:

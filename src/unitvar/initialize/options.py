@@ -15,11 +15,19 @@ from unitvar.rules import Moments, Rule
 from unitvar.rules.registry import RULES, check_name
 from unitvar.trace import Graph, Value
 
-__all__ = ["DISTRIBUTIONS", "METHODS", "Options"]
+__all__ = ["DISTRIBUTIONS", "METHODS", "Options", "Overrides"]
 
 DISTRIBUTIONS = ("sphere", "orthonormal", "normal", "uniform")
 METHODS = ("analytic", "measured")
 INPUTS = ("standard", "measured")
+
+
+Override = Callable[..., Any] | tuple[Callable[..., Any], Callable[..., Any]]
+Overrides = Mapping[str, Override]
+
+
+def _pair(given: Override) -> tuple[Any, ...]:
+    return given if isinstance(given, tuple) and len(given) == 2 else (given,)
 
 
 @dataclass(frozen=True)
@@ -30,7 +38,7 @@ class Options:
     distribution: str
     only: str | Sequence[str] | None
     inputs: Any
-    rules: Mapping[str, Callable[..., Any]] | None
+    rules: Overrides | None
     strict: bool
     method: str = "analytic"
 
@@ -49,18 +57,22 @@ class Options:
             or (isinstance(self.only, Sequence) and all(isinstance(p, str) for p in self.only))
         ):
             raise TypeError(f"only={self.only!r} is not a shell pattern on parameter names, nor a list of them.")
-        for name, function in (self.rules or {}).items():
+        for name, given in (self.rules or {}).items():
             check_name(name)
-            if not callable(function):
-                raise TypeError(f"rules[{name!r}]={function!r} is not a function of the op's arguments.")
+            if not all(map(callable, _pair(given))):
+                raise TypeError(
+                    f"rules[{name!r}]={given!r} is not a function of the op's arguments, nor a pair of them: forward, "
+                    "backward."
+                )
 
     @property
     def overrides(self) -> dict[str, Rule]:
         """Give the rules of this call, each with what else is known of its op."""
         made = {}
-        for name, function in (self.rules or {}).items():
-            known = RULES.get(name)
-            made[name] = Rule(function, None, known.word if known else None, known.weights if known else ())
+        for name, given in (self.rules or {}).items():
+            known = RULES.get(name, Rule(lambda *_: None))
+            function, backward = (*_pair(given), known.backward)[:2]
+            made[name] = Rule(function, backward, known.word, known.weights, known.resets)
         return made
 
     @property

@@ -13,7 +13,7 @@ from unitvar.trace import Node
 
 __all__ = ["apply", "factor", "forward", "unknown"]
 
-_SAMPLED = Rule(lambda: None, lambda *_: 1.0, None)
+_SAMPLED = Rule(lambda: None)
 
 
 def apply(walk: Walk, node: Node, rule: Rule) -> None:

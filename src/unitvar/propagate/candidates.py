@@ -11,7 +11,7 @@ from unitvar.rules import Moments, Rule
 from unitvar.rules.recurrent import FLAVOURS, SHARE, Call, Stack, alike, projection, solved
 from unitvar.trace import Node, Value
 
-__all__ = ["Candidate", "candidates"]
+__all__ = ["Candidate", "candidates", "recurrent"]
 
 _CELLS = tuple(f"aten.{flavour}_cell" for flavour in FLAVOURS)
 _LONG = 64  # steps of a loop over cells, whose end a cell does not see
@@ -33,6 +33,11 @@ class Candidate:
     x: State
     share: float = 1.0
     second: float | None = None
+
+
+def recurrent(node: Node) -> bool:
+    """Say whether an op is a recurrence, of one step or many."""
+    return node.name in _LAYERS or node.name in _CELLS
 
 
 def candidates(node: Node, rule: Rule, state: Callable[[Value], State]) -> Iterator[Candidate]:

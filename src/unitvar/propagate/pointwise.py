@@ -70,7 +70,7 @@ def evaluate(name: str, call: Callable[..., Any], args: tuple[Any, ...]) -> Stat
     made = State(field=result, shape=shape, words=main.words, depth=main.depth, features=_features(states, shape),
                  profile=_profile(states, shape),
                  masked=max(s.masked for s in states), keep=main.keep, chi=main._chi, slope=main._slope,
-                 last=main.last)  # fmt: skip
+                 last=main.last, positions=any(s.positions for s in states))  # fmt: skip
     if axis is None:
         made._chi = main.chi
     return made
@@ -166,6 +166,7 @@ def _independent(name: str, args: tuple[Any, ...], shape: tuple[int, ...]) -> St
     return State(
         out.like(shape=shape, features=None, masked=max(a.masked, b.masked)), words=words, chi=chi, depth=main.depth,
         slope=slope, keep=main.kept, features=features, last=main.last, profile=_profile(states, shape),
+        positions=any(s.positions for s in states),
     )  # fmt: skip
 
 
@@ -176,11 +177,11 @@ def multiplied(x: State, keep: float, *, shared: bool) -> State:
         moments = x.moments
         made = moments.like(second=moments.second / keep, cross=moments.pair / (keep if shared else 1.0))
         return State(made, words=x.words, chi=x.chi, depth=x.depth, slope=x.slope / keep, keep=x.kept * keep,
-                     features=x.features, last=x.last, profile=x.profile)  # fmt: skip
+                     features=x.features, last=x.last, profile=x.profile, positions=x.positions)  # fmt: skip
     axis = bernoulli(keep, shared=shared)
     mask = (axis.nodes / keep).unsqueeze(-1)
     with torch.enable_grad():
         values = field.values.unsqueeze(-2) * mask
     return State(field=Field(values, (*field.noises, axis), field.large), shape=x.shape, words=x.words, depth=x.depth,
                  features=x.features, keep=x.keep, chi=x._chi, slope=x._slope, last=x.last,
-                 profile=x.profile)  # fmt: skip
+                 profile=x.profile, positions=x.positions)  # fmt: skip

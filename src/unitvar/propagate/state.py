@@ -21,10 +21,11 @@ class State:
         depth: how many weights there were since the last norm; None before the first one, -1 for noise and constants.
         keep: the product of the keep rates since the last weight, up to the last Gaussian.
         last: that weight.
+        positions: whether an example has more than one element of a feature, which a flattened shape no longer shows.
     """
 
-    __slots__ = ("_chi", "_field", "_moments", "_slope", "depth", "features", "keep", "last", "masked", "profile",
-                 "shape", "words")  # fmt: skip
+    __slots__ = ("_chi", "_field", "_moments", "_slope", "depth", "features", "keep", "last", "masked",
+                 "positions", "profile", "shape", "words")  # fmt: skip
 
     def __init__(
         self,
@@ -41,6 +42,7 @@ class State:
         masked: float = 0.0,
         last: Any = None,
         profile: Any = None,
+        positions: bool = False,
     ) -> None:
         self._moments, self._field = moments, field
         self.shape = shape or (moments.shape if moments is not None else ())
@@ -49,6 +51,7 @@ class State:
         self.profile = moments.profile if moments is not None and profile is None else profile
         self.features = moments.features if moments is not None and features is None else features
         self.masked = moments.masked if moments is not None else masked
+        self.positions = positions or len(self.shape) > 2 or (moments is not None and moments.cross is not None)
 
     @property
     def moments(self) -> Moments:
@@ -58,7 +61,8 @@ class State:
             mean, second, cross = self._field.moments()
             self._moments = Moments(mean, second, self.shape, cross=cross)
         m = self._moments
-        return Moments(m.mean, m.second, self.shape, cross=m.cross, features=self.features, masked=self.masked,
+        cross = m.pair if self.positions else None
+        return Moments(m.mean, m.second, self.shape, cross=cross, features=self.features, masked=self.masked,
                        extreme=self._extreme, profile=self.profile)  # fmt: skip
 
     @property
@@ -125,6 +129,7 @@ class State:
                     slope=self._slope, keep=self.keep, last=self.last)  # fmt: skip
         out.features, out.masked = features, self.masked
         out.profile = self.profile if shape == self.shape else None
+        out.positions = len(shape) > 2 or self.positions
         return out
 
     def picked(self, shape: tuple[int, ...], features: int | None) -> State:
@@ -143,7 +148,7 @@ class State:
             if large.origin is self:  # it is the Gaussian itself
                 large.origin = out
         out.features, out.masked = features, self.masked
-        out.profile = None
+        out.profile, out.positions = None, len(shape) > 2 or self.positions
         return out
 
     def _extreme(self, count: float) -> Moments:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from unitvar.propagate.apply import apply, factor, forward
-from unitvar.propagate.candidates import Candidate, candidates
+from unitvar.propagate.candidates import Candidate, candidates, recurrent
 from unitvar.propagate.state import State
 from unitvar.propagate.uses import Weighing, followed
 from unitvar.propagate.walk import Walk
@@ -70,7 +70,7 @@ def _finish(
     if depth > walk.out.longest[0]:
         walk.out.longest = depth, chi
     # A recurrence ends with its own activation, which a path must name.
-    words = (str(rule.word),) if isinstance(node.args[1], tuple) and rule.word else ()
+    words = (str(rule.word),) if recurrent(node) else ()
     last = chosen[0] if chosen else None
     made = []
     for moments, output in zip(results, node.outputs, strict=False):

@@ -187,8 +187,10 @@ def _reduced(x: Moments, dim: Any, keepdim: bool) -> tuple[tuple[int, ...], floa
     )
     shape = tuple(1 if i in dims else s for i, s in enumerate(x.shape) if keepdim or i not in dims)
     features = n - 1 if x.features is None else x.features
-    across = math.prod(x.shape[d] for d in dims if d == features or (d == 0 and n > 1))
-    along = math.prod(x.shape[d] for d in dims if not (d == features or (d == 0 and n > 1)))
+    # The first dimension counts examples, unless it alone is reduced: then it is time, which comes first, too.
+    independent = {features} if dims == {0} and n > 2 else {features, 0}
+    across = math.prod(x.shape[d] for d in dims & independent)
+    along = math.prod(x.shape[d] for d in dims - independent)
     return shape, float(across), float(along)
 
 

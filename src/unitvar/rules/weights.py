@@ -272,8 +272,7 @@ def embedding(weight: Moments, indices: Moments, *_: Any) -> Moments:
 def embedding_bag(weight: Moments, indices: Moments, offsets: Any, *rest: Any) -> tuple[Moments, ...]:
     bags = offsets.shape[0] if isinstance(offsets, Moments) else indices.shape[0]
     count = max(1.0, math.prod(indices.shape) / max(1, bags))
-    mode = rest[1] if len(rest) > 1 else 0
-    one = Moments(weight.mean, weight.second, (bags, weight.shape[-1]))
-    out = one.averaged(count)
-    out = out.scaled(count) if mode == 0 else out
+    mode = ("sum", "mean", "max")[rest[1] if len(rest) > 1 else 0]
+    out = weight.maximum(count) if mode == "max" else weight.like(cross=None).averaged(count)
+    out = out.scaled(count if mode == "sum" else 1.0, shape=(bags, weight.shape[-1]), features=1, cross=None)
     return out, indices, indices, indices
