@@ -95,7 +95,7 @@ def test_neighbours_share_the_taps_that_both_see(
     masks = masks.reshape(kernel * kernel, *out.shape[2:])
     along = [(masks[:, :, 1:] * masks[:, :, :-1]), (masks[:, 1:] * masks[:, :-1])]
     expected = sum(both.sum(0).mean().item() for both in along) / 2
-    assert out.pair == pytest.approx(expected, rel=1e-5)
+    assert out.beside == pytest.approx(expected, rel=1e-5)
     assert out.second == pytest.approx(masks.sum(0).mean().item(), rel=1e-5)
 
 

@@ -147,10 +147,11 @@ class Field:
 
     def moments(self) -> tuple[float, float, float | None]:
         """Return E v, E v² and E v_i v_j for two positions; None if those are independent."""
-        return float(self.reduced(1).detach()), float(self.reduced(2).detach()), self._cross()
+        return float(self.reduced(1).detach()), float(self.reduced(2).detach()), self.cross()
 
-    def _cross(self) -> float | None:
-        paired = self.large is not None and self.large.pair and self.values.shape[-1] > 1
+    def cross(self, *, independent: bool = False) -> float | None:
+        """Return E v_i v_j for two positions; if independent, of whose Gaussians they share nothing but the noise."""
+        paired = self.large is not None and self.large.pair and self.values.shape[-1] > 1 and not independent
         if not paired and not any(a.shared for a in self.noises):
             return None
         values = self.values.detach().expand(*(len(a.nodes) for a in self.noises), self.values.shape[-1])

@@ -59,11 +59,14 @@ class State:
         if self._moments is None:
             assert self._field is not None
             mean, second, cross = self._field.moments()
-            self._moments = Moments(mean, second, self.shape, cross=cross)
+            near = None
+            if cross is not None:
+                cross, near = self._shared(cross, self._field.cross(independent=True) or mean**2)
+            self._moments = Moments(mean, second, self.shape, cross=cross, near=near)
         m = self._moments
-        cross = m.pair if self.positions else None
-        return Moments(m.mean, m.second, self.shape, cross=cross, features=self.features, masked=self.masked,
-                       extreme=self._extreme, profile=self.profile)  # fmt: skip
+        cross, near = (m.pair, m.near) if self.positions else (None, None)
+        return Moments(m.mean, m.second, self.shape, cross=cross, near=near, features=self.features,
+                       masked=self.masked, extreme=self._extreme, profile=self.profile)  # fmt: skip
 
     @property
     def field(self) -> Field:
@@ -74,7 +77,7 @@ class State:
             if m.var <= 1e-24 * max(1.0, m.second) or not math.isfinite(m.second):
                 self._field = constant(m.mean if math.isfinite(m.mean) else 0.0)
             else:
-                rho = (m.pair - m.mean**2) / m.var
+                rho = (max(m.pair, m.beside) - m.mean**2) / m.var
                 axis = gaussian(m.mean, m.std, rho if rho > 1e-6 else 0.0, origin=self)
                 self._field = Field(axis.nodes, (), axis)
         return self._field
@@ -151,6 +154,22 @@ class State:
         out.profile, out.positions = None, len(shape) > 2 or self.positions
         return out
 
+    def _shared(self, cross: float, least: float) -> tuple[float, float | None]:
+        """Return E v_i v_j of any two positions and of neighbours, which share more or less of their Gaussians.
+
+        The grid's pair shares as much as the more alike of the two; between it and independent Gaussians, where
+        E v_i v_j is the least, the other is interpolated.
+        """
+        large = None if self._field is None else self._field.large
+        m = None if large is None or large.origin is None else large.origin._moments
+        if m is None or m.near is None or m.var <= 0:
+            return cross, None
+        common, near = m.pair - m.mean**2, m.beside - m.mean**2
+        most = max(common, near)
+        if most <= 0:
+            return cross, None
+        return least + (cross - least) * common / most, least + (cross - least) * near / most
+
     def _extreme(self, count: float) -> Moments:
         field = self.field
         given = field.conditional()
@@ -164,4 +183,6 @@ class State:
             first += weight * mean
             second += weight * float((top * top).mean())
             cross += weight * mean * mean
-        return Moments(first, second, self.shape, cross=cross, features=self.features, profile=self.profile)
+        cross, near = self._shared(cross, first**2)
+        shape, features, profile = self.shape, self.features, self.profile
+        return Moments(first, second, shape, cross=cross, near=near, features=features, profile=profile)

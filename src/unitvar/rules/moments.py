@@ -26,6 +26,8 @@ class Moments:
         cross: E x_i x_j of one feature at two positions (pixels, tokens) of an example; None: independent, mean², or
             there are no positions. Deep networks make positions alike, and what a pool or an average does depends
             on it.
+        near: the same of neighbours, which the window of a pool holds; None: as for any two. They are more alike where
+            zeros beyond the borders set the edges apart.
         features: the dimension that counts features; None: the last one.
         profile: along each spatial dimension, how the second moment is distributed (mean 1): where convolutions pad
             with zeros, borders are quieter. None: evenly.
@@ -36,6 +38,7 @@ class Moments:
     second: float
     shape: tuple[int, ...] = ()
     cross: float | None = field(default=None, kw_only=True)
+    near: float | None = field(default=None, kw_only=True)
     features: int | None = field(default=None, kw_only=True)
     masked: float = field(default=0.0, kw_only=True)
     profile: tuple[Any, ...] | None = field(default=None, kw_only=True, repr=False, compare=False)
@@ -53,6 +56,11 @@ class Moments:
         return self.mean**2 if self.cross is None else min(self.cross, self.second)
 
     @property
+    def beside(self) -> float:
+        """Give E x_i x_j for neighbours."""
+        return self.pair if self.near is None else min(self.near, self.second)
+
+    @property
     def has_positions(self) -> bool:
         """Say whether an example has more than one element of a feature, as far as the shape tells."""
         return self.cross is not None or len(self.shape) > 2
@@ -67,21 +75,23 @@ class Moments:
         return self if not n or features == dim % n else self.like(cross=None, features=dim % n)
 
     def like(self, **changes: Any) -> Moments:
-        """Copy with changes."""
+        """Copy with changes. What is said of all pairs and not of neighbours holds for these, too."""
+        if "cross" in changes:
+            changes.setdefault("near", None)
         return replace(self, extreme=None, **changes)
 
     def scaled(self, factor: float, **changes: Any) -> Moments:
         """Multiply the tensor by a number."""
         square = factor**2
-        cross = None if self.cross is None else self.cross * square
-        changes = {"mean": self.mean * factor, "second": self.second * square, "cross": cross, **changes}
+        cross, near = (None if e is None else e * square for e in (self.cross, self.near))
+        changes = {"mean": self.mean * factor, "second": self.second * square, "cross": cross, "near": near, **changes}
         return self.like(**changes)
 
-    def averaged(self, count: float, **changes: Any) -> Moments:
+    def averaged(self, count: float, *, neighbours: bool = False, **changes: Any) -> Moments:
         """Average over some positions: what they share stays, the rest shrinks by their number."""
         count = max(1.0, count)
-        second = (self.second + (count - 1) * self.pair) / count
-        return self.like(**{"second": second, "cross": self.cross, **changes})
+        second = (self.second + (count - 1) * (self.beside if neighbours else self.pair)) / count
+        return self.like(second=second, **changes)
 
     def maximum(self, count: float) -> Moments:
         """Take the largest over some positions."""

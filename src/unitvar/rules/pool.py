@@ -27,14 +27,18 @@ class Windows(NamedTuple):
         outputs: how many windows there are.
         seen: how many real elements each sees on average, weighted by the profile.
         profile: of what they see.
-        common: how many taps a window and the next have in common, weighted by amplitude: zeros beyond a border fall on
-            other taps at the one than at the other.
+        common: how many taps two windows have in common, drawn with replacement, weighted by amplitude: zeros beyond a
+            border fall on other taps at the one than at the other.
+        own: the same for a window and itself.
+        beside: the same for a window and the next.
     """
 
     outputs: int
     seen: float
     profile: Any
     common: float
+    own: float
+    beside: float
 
 
 def windows(
@@ -70,8 +74,11 @@ def tallied(taps: Any, profile: Any) -> Windows:
     """Count, from what the input's profile is at each tap of each window."""
     seen = taps.sum(0)
     mean = float(seen.mean())
-    common = _next(np.sqrt(taps)) / (_next(np.sqrt(profile)[None]) or 1.0)
-    return Windows(len(seen), mean, seen / mean if mean > 0 else None, common)
+    amplitude, flat = np.sqrt(taps), np.sqrt(profile)
+    own = float((amplitude**2).mean(1).sum()) / flat.mean() ** 2
+    common = float((amplitude.mean(1) ** 2).sum()) / flat.mean() ** 2
+    beside = _next(amplitude) / (_next(flat[None]) or 1.0)
+    return Windows(len(seen), mean, seen / mean if mean > 0 else None, common, own, beside)
 
 
 def _next(amplitude: Any) -> float:
@@ -148,7 +155,7 @@ def avg_pool(
     x: Moments, kernel: Any, stride: Any = (), padding: Any = 0, ceil: bool = False, include_pad: bool = True, *_: Any
 ) -> Moments:
     shape, full, seen, profile = _spatial(x, kernel, stride, padding, 1, ceil)
-    averaged = x.averaged(seen, shape=shape, profile=profile)
+    averaged = x.averaged(seen, neighbours=True, shape=shape, profile=profile)
     return averaged.scaled(seen / full) if include_pad else averaged
 
 
@@ -277,5 +284,9 @@ def total(parts: Sequence[Moments]) -> Moments:
     """Add independent tensors: means add, variances add."""
     first = parts[0]
     mean = sum(p.mean for p in parts)
-    cross = mean**2 + sum(p.pair - p.mean**2 for p in parts) if any(p.has_positions for p in parts) else None
-    return first.like(mean=mean, second=mean**2 + sum(p.var for p in parts), cross=cross)
+    changes: dict[str, float | None] = {"cross": None}
+    if any(p.has_positions for p in parts):
+        changes["cross"] = mean**2 + sum(p.pair - p.mean**2 for p in parts)
+        if any(p.near is not None for p in parts):
+            changes["near"] = mean**2 + sum(p.beside - p.mean**2 for p in parts)
+    return first.like(mean=mean, second=mean**2 + sum(p.var for p in parts), **changes)

@@ -94,6 +94,7 @@ def _mixture(parts: Sequence[Moments], shares: Sequence[float], shape: tuple[int
         mean=sum(w * p.mean for w, p in zip(weights, parts, strict=True)),
         second=sum(w * p.second for w, p in zip(weights, parts, strict=True)),
         cross=sum(w * p.pair for w, p in zip(weights, parts, strict=True)),
+        near=sum(w * p.beside for w, p in zip(weights, parts, strict=True)),
         shape=shape,
         masked=max(p.masked for p in parts),
     )

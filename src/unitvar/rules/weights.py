@@ -20,20 +20,25 @@ def _plus(out: Moments, bias: Moments | None) -> Moments:
         return out
     mean = out.mean + bias.mean
     # A bias is the same at all positions.
-    cross = mean**2 + (out.pair - out.mean**2) + bias.var if out.has_positions else None
-    return out.like(mean=mean, second=mean**2 + out.var + bias.var, cross=cross)
+    more = mean**2 - out.mean**2 + bias.var
+    cross = out.pair + more if out.has_positions else None
+    near = None if out.near is None else out.near + more
+    return out.like(mean=mean, second=mean**2 + out.var + bias.var, cross=cross, near=near)
 
 
 def contract(
     x: Moments, weight: Moments, terms: float, shape: tuple[int, ...], features: int | None = None,
-    common: float | None = None,
+    common: float | None = None, beside: float | None = None,
 ) -> Moments:  # fmt: skip
     """Sum over the fan-in. What two positions share passes through those terms whose weight they have in common."""
     out = Moments.product(x, weight, terms, shape)
     if not x.has_positions:
         return out.like(features=features)
     cross = (terms if common is None else common) * weight.var * x.pair + out.mean**2
-    return out.like(cross=cross, features=features)
+    near = None
+    if x.near is not None or beside is not None:
+        near = (terms if beside is None else beside) * weight.var * x.beside + out.mean**2
+    return out.like(cross=cross, near=near, features=features)
 
 
 def _linear_backward(x: Moments, weight: Moments, *_: Any) -> float:
@@ -52,21 +57,25 @@ class _Taps(NamedTuple):
     Attributes:
         sizes: of the output.
         seen: the taps that an output sees on average; padding gives nothing.
-        common: those that an output and its neighbour have in common. Distant ones share less, near borders; but what a
-            pool compares are neighbours.
+        common: those that two outputs at different positions have in common.
+        beside: those that neighbours have in common.
         profile: of the output.
     """
 
     sizes: tuple[int, ...]
     seen: float
     common: float
+    beside: float
     profile: tuple[Any, ...]
 
 
 def _taps(sides: Sequence[Windows]) -> _Taps:
-    seen = math.prod(w.seen for w in sides)
-    common = sum(seen / w.seen * w.common for w in sides if w.seen > 0) / len(sides)  # neighbours along each dimension
-    return _Taps(tuple(w.outputs for w in sides), seen, common, tuple(w.profile for w in sides))
+    sizes, seen = tuple(w.outputs for w in sides), math.prod(w.seen for w in sides)
+    n, own = math.prod(sizes), math.prod(w.own for w in sides)
+    both = math.prod(w.common for w in sides)  # drawn with replacement: one pair in n is an output and itself
+    common = (n * both - own) / (n - 1) if n > 1 else own
+    beside = sum(seen / w.seen * w.beside for w in sides if w.seen > 0) / len(sides)  # along each dimension
+    return _Taps(sizes, seen, max(0.0, common), beside, tuple(w.profile for w in sides))
 
 
 def _profiles(x: Moments, n: int) -> Sequence[Any]:
@@ -116,7 +125,7 @@ def _convolved(x: Moments, weight: Moments, fan_in: float, channels: int, taps: 
     n = len(taps.sizes)
     shape = (*x.shape[: -n - 1], channels, *taps.sizes)
     at = len(shape) - n - 1
-    out = contract(x.along(at), weight, fan_in * taps.seen, shape, at, fan_in * taps.common)
+    out = contract(x.along(at), weight, fan_in * taps.seen, shape, at, fan_in * taps.common, fan_in * taps.beside)
     return out.like(profile=taps.profile)
 
 
