@@ -138,12 +138,14 @@ class Untidy(nn.Module):
         self.norm = nn.BatchNorm1d(8)
         self.register_buffer("count", torch.zeros(1))
         self.plain, self.calls, self.log = torch.zeros(3), 0, []
+        self.cache: dict[str, list[Tensor]] = {"keys": []}
         self.spectral = nn.utils.parametrizations.spectral_norm(nn.Linear(8, 8))
         self.fail = False
 
     def forward(self, x: Tensor) -> Tensor:
         self.calls += 1
         self.log.append(x)
+        self.cache["keys"].append(x)
         self.count += 1
         self.plain.add_(1)
         self.last = x
@@ -173,6 +175,7 @@ def test_the_model_comes_out_untouched(fail: bool, values: bool) -> None:
     assert [m.training for m in model.modules()] == flags
     assert [len(m._forward_hooks) for m in model.modules()] == hooks
     assert (model.calls, model.log, model.plain.tolist(), hasattr(model, "last")) == (0, [], [0, 0, 0], False)
+    assert model.cache == {"keys": []}
     assert {name: vars(m).keys() for name, m in model.named_modules()} == {n: a.keys() for n, a in attributes.items()}
     assert torch.equal(random, torch.get_rng_state())
 
@@ -181,3 +184,46 @@ def test_train_mode_whatever_the_flag() -> None:
     model = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5), nn.Linear(8, 8)).eval()
     assert unitvar.plan(model, torch.zeros(2, 8)).layers[1].second == pytest.approx(2.0)
     assert not model.training
+
+
+class Positions(nn.Module):
+    """Views of buffers and parameters, as transformers have them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("ids", torch.arange(10).expand(1, -1))
+        self.embed, self.token = nn.Embedding(10, 8), nn.Parameter(torch.zeros(1, 1, 8))
+        self.a = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.embed(self.ids[:, : x.shape[1]])
+        return self.a(torch.cat((self.token.expand(len(x), -1, -1), x), 1))
+
+
+def test_views_of_parameters_need_no_real_run() -> None:
+    model = Positions()
+    graph = trace(model, torch.zeros(2, 5, 8))
+    assert not graph.real
+    assert graph.outputs[0].shape == (2, 6, 8)
+    assert unitvar.plan(model, torch.zeros(2, 5, 8)).skipped == {
+        "token": "not a weight: used by aten.cat",
+        "embed.weight": "embedding",
+    }
+
+
+def test_a_detour_through_numpy_is_reported() -> None:
+    model = Wrap(lambda x: torch.from_numpy(2 * x.detach().numpy()))
+    plan = unitvar.plan(model, torch.zeros(2, 8))
+    assert [layer.name for layer in plan] == ["a.weight"]
+    assert "only constants reach it" in plan.skipped["b.weight"]
+
+
+def test_strict_names_the_module_of_an_op_that_is_taken_apart() -> None:
+    class Similar(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x * F.cosine_similarity(x, x + 1).unsqueeze(1)
+
+    model = Wrap(Similar())
+    assert unitvar.plan(model, torch.zeros(2, 8)).unsupported == {"aten.cosine_similarity": 1}
+    with pytest.raises(ValueError, match=r"aten\.cosine_similarity in module 'between' has no rule"):
+        unitvar.plan(model, torch.zeros(2, 8), strict=True)

@@ -94,7 +94,7 @@ def planned(model: nn.Module, example: Any, options: Options) -> tuple[Plan, lis
     unsupported = found.unsupported + sum((Counter(g.decomposed) for g in graphs[:1]), Counter())
     if options.strict and unsupported:
         name = next(iter(unsupported))
-        where = found.where.get(name, "")
+        where = {**graphs[0].where, **found.where}.get(name, "")
         raise ValueError(
             f"{name} in module {where or '(the model itself)'!r} has no rule; add one with @unitvar.rule({name!r}) or "
             f"rules={{{name!r}: ...}}, or use strict=False to have it taken apart or sampled."
@@ -110,6 +110,7 @@ class _Found:
     unsupported: Counter[str]
     where: dict[str, str]
     longest: tuple[int, float]
+    cut_off: set[str]
 
 
 def _solved(
@@ -142,7 +143,7 @@ def _solved(
     scales = {name: start.get(name, _square(record, options)) for name, record in this.records.items()}
     if exact:  # chosen for signals of unit variance; what then really flows is another matter
         this, out = walk(scales)
-    found = _Found(this.records, out.seen, out.biases, out.unsupported, out.where, out.longest)
+    found = _Found(this.records, out.seen, out.biases, out.unsupported, out.where, out.longest, out.cut_off)
     return found, scales
 
 
@@ -244,6 +245,8 @@ def _reasons(
             reasons[name] = reason
         elif "parametrizations" in name or name.endswith(("weight_g", "weight_v", "weight_orig")):
             reasons[name] = "parametrised: the weight is computed from it"
+        elif owner in found.cut_off:
+            reasons[name] = "only constants reach it: a way from the input through numpy or .item() cannot be followed"
         elif not ops:
             reasons[name] = "unreached: no op uses it"
         elif any(op.partition(".")[2] in _WEIGHT_OPS for op in ops):

@@ -10,13 +10,13 @@ from unitvar.propagate.apply import apply, unknown
 from unitvar.propagate.replay import replay
 from unitvar.propagate.special import SPECIAL, special
 from unitvar.propagate.state import State
-from unitvar.propagate.uses import Solver
+from unitvar.propagate.uses import Solver, followed
 from unitvar.propagate.walk import Propagation, Walk
 from unitvar.propagate.weigh import weigh
 from unitvar.rules import Moments, Rule
 from unitvar.rules.moments import default_features
 from unitvar.rules.registry import find
-from unitvar.trace import Graph, Node, Op
+from unitvar.trace import Graph, Node, Op, Value
 
 __all__ = ["known", "propagate"]
 
@@ -68,6 +68,8 @@ def _step(walk: Walk, node: Node) -> None:
     if kinds <= {"derived", "buffer"}:  # parameters' own arithmetic: read when it meets a signal
         if kinds and "embedding" in node.name:
             walk.note(node)
+        elif kinds == {"derived"}:
+            _look_for_constants(walk, node)
         return
     name, overload = node.name, node.op.overload
     overridden = name in walk.overrides or f"{name}.{overload}" in walk.overrides
@@ -82,3 +84,21 @@ def _step(walk: Walk, node: Node) -> None:
         apply(walk, node, rule)
     elif not (node.op.pointwise and replay(walk, node)):
         unknown(walk, node)
+
+
+def _look_for_constants(walk: Walk, node: Node) -> None:
+    """Note the weights of an op whose signal is made of constants, as after a detour through numpy."""
+    rule = find(node.name, node.op.overload, walk.overrides)
+    if rule is None or not rule.weights:
+        return
+    weights = [p for v in node.inputs if len(v.shape) > 1 and (p := followed(v)) is not None]
+    others = [v for v in node.inputs if v.dtype.is_floating_point and followed(v) is None]
+    if weights and any(_constant(v) for v in others):
+        walk.out.cut_off.update(p.name for p in weights)
+
+
+def _constant(value: Value) -> bool:
+    """Say whether a value goes back to a constant of more than one dimension."""
+    if value.node is None:
+        return value.kind == "constant" and len(value.shape) > 1
+    return any(_constant(v) for v in value.node.inputs)

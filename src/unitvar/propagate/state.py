@@ -170,12 +170,13 @@ class State:
             return cross, None
         return least + (cross - least) * common / most, least + (cross - least) * near / most
 
-    def _extreme(self, count: float) -> Moments:
+    def _extreme(self, count: float, largest: bool) -> Moments:
         field = self.field
         given = field.conditional()
         laws: list[tuple[float, Any, Any]] = given if given is not None else [(1.0, *field.law())]
         # The maximum of k has the distribution F^k, so its quantile at g is that of x at g^(1/k).
         levels = ((np.arange(512) + 0.5) / 512) ** (1 / count)
+        levels = levels if largest else 1 - levels
         first = second = cross = 0.0
         for weight, values, middle in laws:
             top = np.interp(levels, middle, values) if len(values) > 1 else values

@@ -23,7 +23,8 @@ class Propagation:
     """What came out of it.
 
     ``states`` has the outcome of each value, ``seen`` what used each parameter that is no weight, ``biases`` the
-    parameters added to the output of a weight op, by parameter of the weight.
+    parameters added to the output of a weight op, by parameter of the weight, ``cut_off`` the weights that only
+    constants reach: what they are computed from cannot be seen.
     """
 
     states: dict[int, State] = field(default_factory=dict)
@@ -32,6 +33,7 @@ class Propagation:
     unsupported: Counter[str] = field(default_factory=Counter)
     where: dict[str, str] = field(default_factory=dict)
     longest: tuple[int, float] = (0, 0.0)
+    cut_off: set[str] = field(default_factory=set)
 
 
 @dataclass(eq=False, slots=True)

@@ -42,8 +42,8 @@ class Moments:
     features: int | None = field(default=None, kw_only=True)
     masked: float = field(default=0.0, kw_only=True)
     profile: tuple[Any, ...] | None = field(default=None, kw_only=True, repr=False, compare=False)
-    # The law of the maximum of k elements, where the engine knows more than moments.
-    extreme: Callable[[float], Moments] | None = field(default=None, kw_only=True, repr=False, compare=False)
+    # The law of the maximum (True) or minimum of k elements, where the engine knows more than moments.
+    extreme: Callable[[float, bool], Moments] | None = field(default=None, kw_only=True, repr=False, compare=False)
 
     @property
     def var(self) -> float:
@@ -95,9 +95,16 @@ class Moments:
 
     def maximum(self, count: float) -> Moments:
         """Take the largest over some positions."""
+        return self._extreme(count, True)
+
+    def minimum(self, count: float) -> Moments:
+        """Take the smallest over some positions."""
+        return self._extreme(count, False)
+
+    def _extreme(self, count: float, largest: bool) -> Moments:
         if self.extreme is None:
             raise ValueError("These moments do not know their law; only those that the engine hands to a rule do.")
-        return self.extreme(max(1.0, count))
+        return self.extreme(max(1.0, count), largest)
 
     @staticmethod
     def product(a: Moments, b: Moments, terms: float, shape: tuple[int, ...]) -> Moments:

@@ -239,8 +239,9 @@ def amax(x: Moments, dim: Any = None, keepdim: Any = False) -> tuple[Moments, Mo
 
 @builtin("min", "amin", word="min", backward=lambda x, dim=None, *_: 1 / (x.shape[dim] if isinstance(dim, int) else 1))
 def amin(x: Moments, dim: Any = None, keepdim: Any = False) -> tuple[Moments, Moments]:
-    top, index = amax(x, dim, keepdim)  # of the mirrored law; exact where it is symmetric
-    return top.scaled(-1.0), index
+    shape, across, along = _reduced(x, dim, bool(keepdim))
+    low = x.minimum(across * along)
+    return low.like(shape=shape, features=None, profile=None), Moments(0.0, 0.0, shape)
 
 
 @builtin("var", "var_mean", word="var")

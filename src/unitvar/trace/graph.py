@@ -68,7 +68,8 @@ class Node:
 class Graph:
     """A run: its nodes in order, its inputs, and what it returned.
 
-    ``real`` says whether real tensors had to be used; ``training`` whether it ran in train mode.
+    ``decomposed`` counts the ops that were taken apart, ``where`` names the module of the first of each; ``real`` says
+    whether real tensors had to be used, ``training`` whether it ran in train mode.
     """
 
     nodes: list[Node] = field(default_factory=list)
@@ -76,6 +77,7 @@ class Graph:
     parameters: dict[str, Value] = field(default_factory=dict)
     outputs: list[Value] = field(default_factory=list)
     decomposed: Counter[str] = field(default_factory=Counter)
+    where: dict[str, str] = field(default_factory=dict)
     real: bool = False
     training: bool = True
 
@@ -92,6 +94,7 @@ class Op:
     views: bool
     random: bool
     pointwise: bool
+    inquiry: bool = False  # hands back no tensor and writes to none
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         """Put arguments into schema order, defaults filled in."""
@@ -138,6 +141,7 @@ def op_of(func: Any) -> Op:
         views=views,
         random=torch.Tag.nondeterministic_seeded in func.tags,
         pointwise=(tagged or name in _POINTWISE) and name not in _NOT_POINTWISE,
+        inquiry=not written and not any("Tensor" in str(r.type) for r in schema.returns),
     )
 
 

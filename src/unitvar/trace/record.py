@@ -70,13 +70,14 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             tensors += _tensors(kwargs.values())
         if not op.random and not any(self._tracked(t) for t in tensors):
             return func(*args, **kwargs)  # a constant
-        if op.name.startswith("prim."):  # ``x.device`` and the like
+        if op.inquiry or op.name.startswith("prim."):  # ``x.device`` and the like
             return self._run(func, args, kwargs, tensors)
         if not self.known(op) and func._can_decompose():
             with self:
                 out = func.decompose(*args, **kwargs)
             if out is not NotImplemented:
                 self.graph.decomposed[op.name] += 1
+                self.graph.where.setdefault(op.name, self.path())
                 return out
         bound = op.bind(args, kwargs)
         node = Node(op, tuple(self._named(a) for a in bound), self.path())
@@ -111,6 +112,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 kwargs["device"] = torch.device("meta")
             return func(*args, **kwargs)
         with self.fake:  # type: ignore[union-attr]
+            if op_of(func).views and not any(t.is_inference() for t in tensors):
+                # A view of a parameter must be a normal tensor, as the parameter is.
+                with torch.inference_mode(False), torch.no_grad():
+                    return func(*args, **kwargs)
             return func(*args, **kwargs)
 
     def _abstract(self, tensor: Tensor) -> bool:
@@ -138,8 +143,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     return tensor
                 fake = torch.empty_strided(size, stride, dtype=tensor.dtype, device="meta")
             else:
-                empty = torch.empty_strided(size, stride, dtype=tensor.dtype, device="meta")
-                fake = FakeTensor(self.fake, empty, tensor.device)
+                with torch.inference_mode(False):
+                    empty = torch.empty_strided(size, stride, dtype=tensor.dtype, device="meta")
+                    fake = FakeTensor(self.fake, empty, tensor.device)
             found = self.stand_ins[id(tensor)] = tensor, fake
             self.real[_storage(fake)] = _storage(tensor)
             entry = self.bound.get(id(tensor))

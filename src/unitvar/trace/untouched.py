@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -84,7 +84,11 @@ def in_mode(model: nn.Module, training: bool) -> Iterator[None]:
 
 @contextmanager
 def attributes_kept(model: nn.Module) -> Iterator[None]:
-    """Put back every attribute of every module, and the contents of those that are dicts, lists or sets."""
+    """Put back every attribute of every module, and the contents of dicts, lists and sets among and inside them.
+
+    Objects of other kinds are not looked into, nor are the attributes of ScriptModules, which live outside Python;
+    their buffers are kept like any other.
+    """
     kept = [_Attributes(module) for module in model.modules() if not isinstance(module, torch.jit.ScriptModule)]
     try:
         yield
@@ -93,16 +97,24 @@ def attributes_kept(model: nn.Module) -> Iterator[None]:
             attributes.restore()
 
 
+def _containers(values: Iterable[Any], met: set[int]) -> Iterator[Any]:
+    """Walk the dicts, lists and sets among some values, and those inside them."""
+    for value in values:
+        if isinstance(value, (dict, list, set)) and id(value) not in met:
+            met.add(id(value))
+            yield value
+            if not isinstance(value, set):
+                yield from _containers(value.values() if isinstance(value, dict) else value, met)
+
+
 class _Attributes:
-    """Remember a module's attributes, one level deep."""
+    """Remember a module's attributes, and what is in its containers."""
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
         self.kind = type(module)
         self.values = dict(vars(module))
-        self.contents: list[tuple[Any, Any]] = [
-            (value, value.copy()) for value in self.values.values() if isinstance(value, (dict, list, set))
-        ]
+        self.contents = [(container, container.copy()) for container in _containers(self.values.values(), set())]
 
     def restore(self) -> None:
         """Write back only what changed: hooks' handles refer to these very containers."""
