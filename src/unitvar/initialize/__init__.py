@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from unitvar.batchnorm.feed import device_of, inner, moved
-from unitvar.batchnorm.preserve import _lazy_on_failure
+from unitvar.batchnorm.preserve import _lazy_on_failure, uninitialised
 from unitvar.initialize import fill, measured
 from unitvar.initialize.layers import LayerPlan, Plan
 from unitvar.initialize.options import Options, Overrides
@@ -127,6 +127,6 @@ def initialize_(
 
 
 def _materialise(model: nn.Module, example: Any) -> None:
-    if device_of(model).type != "meta":
+    if uninitialised(model) and device_of(model).type != "meta":
         with untouched(model, attributes=False):
             materialised(model, moved(example, device_of(model)))

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unitvar.propagate.grid import Field, constant, empirical
+from unitvar.propagate.grid import Field, empirical
 from unitvar.propagate.state import State
 from unitvar.rules import Moments
 from unitvar.rules.moments import default_features
@@ -51,7 +51,7 @@ def _described(numbers: Tensor, value: Value) -> State:
     shape = value.shape
     mean, second = float(numbers.mean()), float(numbers.square().mean())
     if second - mean**2 <= 1e-12 * second:
-        return State(field=constant(mean), shape=shape)
+        return State(Moments(mean, mean**2, shape))
     if numbers.dim() > 2 and value.kind == "derived":  # embeddings of positions or types
         return State(Moments(mean, second, shape, cross=_between_rows(numbers)))
     if numbers.numel() > _FEW:

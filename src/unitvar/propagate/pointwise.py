@@ -34,7 +34,8 @@ def evaluate(name: str, call: Callable[..., Any], args: tuple[Any, ...]) -> Stat
         The state of its output; None if the op will not run on grids.
     """
     states = [a for a in args if isinstance(a, State)]
-    shape = tuple(torch.broadcast_shapes(*(s.shape for s in states)))  # type: ignore[no-untyped-call]
+    shapes = {s.shape for s in states}
+    shape = shapes.pop() if len(shapes) == 1 else tuple(torch.broadcast_shapes(*shapes))  # type: ignore[no-untyped-call]
     fields = [s.field for s in states]
     large = {id(f.large): f.large for f in fields if f.large is not None}
     if len(large) > 1:

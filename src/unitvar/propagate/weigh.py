@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from unitvar.propagate.apply import apply, factor, forward
 from unitvar.propagate.candidates import Candidate, candidates, recurrent
 from unitvar.propagate.state import State
@@ -22,9 +24,11 @@ def weigh(walk: Walk, node: Node, rule: Rule) -> None:
     replaced: dict[int, Moments] = {}
     chosen: list[str] = []
     reaching: State | None = None
-    for candidate in candidates(node, rule, walk.state):
+    found = list(candidates(node, rule, walk.state))
+    for candidate in found:
         use = candidate.use
-        square = walk.solve(_weighing(walk, node, rule, candidate, parameters))
+        weighing, trial = _tried(walk, node, rule, candidate, parameters)
+        square = walk.solve(weighing)
         reaching = candidate.x if reaching is None else reaching
         if square is None:
             replaced[id(use.operand)] = walk.actual(use.operand)
@@ -35,21 +39,29 @@ def weigh(walk: Walk, node: Node, rule: Rule) -> None:
     for value in parameters:
         if id(value) not in replaced:
             replaced[id(value)] = _other(walk, node, value, chosen)
-    results = forward(walk, node, rule, replaced)
+    others = (m for i, m in replaced.items() if i != id(found[0].use.operand)) if found else ()
+    if len(found) == len(chosen) == 1 and trial and not any(m.second for m in others):
+        # The trial, but for the scale: no need to apply the rule again.
+        norm = math.sqrt(replaced[id(use.operand)].second * use.fan_in)
+        results = tuple(m.scaled(norm) for m in trial)
+    else:
+        results = forward(walk, node, rule, replaced)
     _finish(walk, node, rule, results, reaching if reaching is not None else walk.signal(node), chosen)
 
 
-def _weighing(walk: Walk, node: Node, rule: Rule, candidate: Candidate, parameters: list[Value]) -> Weighing:
-    """Try the op with this weight alone, of unit row norm."""
+def _tried(
+    walk: Walk, node: Node, rule: Rule, candidate: Candidate, parameters: list[Value]
+) -> tuple[Weighing, tuple[Moments, ...]]:
+    """Try the op with this weight alone, of unit row norm; return what the solver needs, and what came out."""
     use = candidate.use
     if candidate.second is not None:  # a recurrence: its op shows no pre-activation
         second, back = candidate.second, use.fan_out / use.fan_in
-        return Weighing(use, candidate.x, second, back, node, candidate.share)
-    trial = {id(v): Moments(0.0, 0.0, v.shape) for v in parameters}
-    trial[id(use.operand)] = Moments(0.0, 1.0 / use.fan_in, use.operand.shape)
-    second = forward(walk, node, rule, trial)[0].second
-    backward = factor(walk, node, rule, trial) if walk.backward else None
-    return Weighing(use, candidate.x, second, backward, node, candidate.share)
+        return Weighing(use, candidate.x, second, back, node, candidate.share), ()
+    alone = {id(v): Moments(0.0, 0.0, v.shape) for v in parameters}
+    alone[id(use.operand)] = Moments(0.0, 1.0 / use.fan_in, use.operand.shape)
+    trial = forward(walk, node, rule, alone)
+    backward = factor(walk, node, rule, alone) if walk.backward else None
+    return Weighing(use, candidate.x, trial[0].second, backward, node, candidate.share), trial
 
 
 def _other(walk: Walk, node: Node, value: Value, chosen: list[str]) -> Moments:

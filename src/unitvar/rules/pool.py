@@ -45,17 +45,14 @@ def windows(
     size: int, kernel: int, stride: int, padding: int, dilation: int, ceil: bool = False, profile: Any = None
 ) -> Windows:
     """Slide a window along a dimension."""
-    if profile is None or len(profile) != size:
-        return _plain_windows(size, kernel, stride, padding, dilation, ceil)
-    return _windows(size, kernel, stride, padding, dilation, ceil, profile)
+    even = profile is None or len(profile) != size
+    return _windows(size, kernel, stride, padding, dilation, ceil, b"" if even else profile.tobytes())
 
 
 @lru_cache(maxsize=4096)
-def _plain_windows(size: int, kernel: int, stride: int, padding: int, dilation: int, ceil: bool) -> Windows:
-    return _windows(size, kernel, stride, padding, dilation, ceil, np.ones(size))
-
-
-def _windows(size: int, kernel: int, stride: int, padding: int, dilation: int, ceil: bool, profile: Any) -> Windows:
+def _windows(size: int, kernel: int, stride: int, padding: int, dilation: int, ceil: bool, packed: bytes) -> Windows:
+    """Do it, once for each profile: networks repeat their blocks."""
+    profile = np.frombuffer(packed) if packed else np.ones(size)
     span = size + 2 * padding - dilation * (kernel - 1) - 1
     count = max(1, (-(-span // stride) if ceil else span // stride) + 1)
     if ceil and (count - 1) * stride >= size + padding:

@@ -95,6 +95,7 @@ class Op:
     random: bool
     pointwise: bool
     inquiry: bool = False  # hands back no tensor and writes to none
+    in_place: bool = False  # hands its first argument back, which keeps its shape
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         """Put arguments into schema order, defaults filled in."""
@@ -141,7 +142,16 @@ def op_of(func: Any) -> Op:
         views=views,
         random=torch.Tag.nondeterministic_seeded in func.tags,
         pointwise=(tagged or name in _POINTWISE) and name not in _NOT_POINTWISE,
+        in_place=_in_place(func, written),
         inquiry=not written and not any("Tensor" in str(r.type) for r in schema.returns),
+    )
+
+
+def _in_place(func: Any, written: tuple[int, ...]) -> bool:
+    schema = func._schema
+    same = written == (0,) and len(schema.returns) == 1 and schema.returns[0].alias_info is not None
+    return (
+        same and schema.name.endswith("_") and torch.Tag.inplace_view not in func.tags and "resize" not in schema.name
     )
 
 

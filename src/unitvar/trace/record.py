@@ -15,6 +15,8 @@ from unitvar.trace.graph import Graph, Node, Op, Value, op_of
 __all__ = ["Recorder"]
 
 MERGE = "unitvar.merge"
+# Frequent ops whose output has the shape of their first argument: known without asking.
+_LIKE_FIRST = {"aten.batch_norm", "aten.dropout", "aten.relu"}
 _LARGEST = 1 << 22  # elements of a storage up to which the overlap of two views is counted exactly
 
 
@@ -105,6 +107,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[Tensor]) -> Any:
         if self.fake is None or not any(self._abstract(t) for t in tensors):
             return func(*args, **kwargs)
+        op = op_of(func)
+        if op.in_place:  # without data there is nothing to write
+            return args[0]
+        if op.name in _LIKE_FIRST and self.fake != "meta" and isinstance(args[0], FakeTensor) and _fits(args):
+            return self._fake_like(args[0])
         args = tuple(self._replaced(a) for a in args)
         kwargs = {k: self._replaced(v) for k, v in kwargs.items()}
         if self.fake == "meta":
@@ -112,7 +119,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 kwargs["device"] = torch.device("meta")
             return func(*args, **kwargs)
         with self.fake:  # type: ignore[union-attr]
-            if op_of(func).views and not any(t.is_inference() for t in tensors):
+            if op.views and not any(t.is_inference() for t in tensors):
                 # A view of a parameter must be a normal tensor, as the parameter is.
                 with torch.inference_mode(False), torch.no_grad():
                     return func(*args, **kwargs)
@@ -137,15 +144,13 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return tensor
         found = self.stand_ins.get(id(tensor))
         if found is None:
-            size, stride = tensor.shape, tensor.stride()
             if self.fake == "meta":
                 if tensor.is_meta:
                     return tensor
-                fake = torch.empty_strided(size, stride, dtype=tensor.dtype, device="meta")
+                fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
             else:
                 with torch.inference_mode(False):
-                    empty = torch.empty_strided(size, stride, dtype=tensor.dtype, device="meta")
-                    fake = FakeTensor(self.fake, empty, tensor.device)
+                    fake = self._fake_like(tensor)
             found = self.stand_ins[id(tensor)] = tensor, fake
             self.real[_storage(fake)] = _storage(tensor)
             entry = self.bound.get(id(tensor))
@@ -154,6 +159,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 if entry[1].kind == "parameter":
                     self.owners[_storage(fake)] = entry[1]
         return found[1]
+
+    def _fake_like(self, tensor: Tensor) -> Tensor:
+        empty = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+        return FakeTensor(self.fake, empty, tensor.device)
 
     def _named(self, arg: Any) -> Any:
         if isinstance(arg, Tensor):
@@ -219,6 +228,12 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def outputs(self, result: Any) -> None:
         """Note what the model returned."""
         self.graph.outputs = [self.bound[id(t)][1] for t in _flat(result) if id(t) in self.bound]
+
+
+def _fits(args: tuple[Any, ...]) -> bool:
+    """Say whether a batch norm has as many scales as there are channels; if not, it is run, and raises."""
+    weight = args[1] if len(args) > 1 else None
+    return not isinstance(weight, Tensor) or weight.shape[0] == args[0].shape[1]
 
 
 def _merge(self: Tensor, written: Tensor) -> Tensor:
