@@ -10,6 +10,7 @@ import tyro
 from rich.console import Console
 
 from unitvar.paper.depth import Depth
+from unitvar.paper.mnist import Mnist
 from unitvar.paper.reestimation import Reestimation
 from unitvar.paper.stability import Stability
 from unitvar.paper.table1 import ActivationsCommand, Table1
@@ -44,6 +45,7 @@ COMMANDS: TypeAlias = (
     | Annotated[Depth, tyro.conf.subcommand("depth")]
     | Annotated[Zoo, tyro.conf.subcommand("zoo")]
     | Annotated[Reestimation, tyro.conf.subcommand("reestimation")]
+    | Annotated[Mnist, tyro.conf.subcommand("mnist")]
     | Annotated[Tolerance, tyro.conf.subcommand("tolerance")]
     | Annotated[ActivationsCommand, tyro.conf.subcommand("activations")]
 )

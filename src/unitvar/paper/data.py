@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["Images", "cifar10", "digits"]
+__all__ = ["Images", "cifar10", "digits", "mnist", "standardised"]
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,17 @@ class Images:
         for index in torch.split(order, size):
             yield self.images[index], self.labels[index]
 
+    def split(self, first: int, *, seed: int) -> tuple[Images, Images]:
+        """Draw so many examples by seed; return them and the rest."""
+        if not 0 < first < len(self):
+            raise ValueError(f"{first} of {len(self)} images cannot be held out; hold out at least 1 and leave some.")
+        order = torch.randperm(len(self), generator=torch.Generator().manual_seed(seed))
+        return self[order[:first]], self[order[first:]]
+
+    def to(self, device: str) -> Images:
+        """Move both to a device."""
+        return Images(self.images.to(device), self.labels.to(device))
+
 
 def digits(seed: int) -> tuple[Images, Images]:
     """Return the 8x8 digits that scikit-learn embeds, 1,000 to train on and 797 to test on, split by seed."""
@@ -41,7 +53,8 @@ def digits(seed: int) -> tuple[Images, Images]:
     images = torch.from_numpy(loaded.images).float().unsqueeze(1)
     everything = Images(images, torch.from_numpy(loaded.target))
     order = torch.randperm(len(everything), generator=torch.Generator().manual_seed(seed))
-    return standardised(everything[order[:1000]], everything[order[1000:]])
+    train, test = standardised(everything[order[:1000]], everything[order[1000:]])
+    return train, test
 
 
 def cifar10(folder: Path) -> tuple[Images, Images]:
@@ -50,13 +63,38 @@ def cifar10(folder: Path) -> tuple[Images, Images]:
     train, test = (
         _concatenate([_cifar_file(folder / "cifar-10-batches-bin" / name) for name in part]) for part in names
     )
-    return standardised(train, test)
+    train, test = standardised(train, test)
+    return train, test
 
 
-def standardised(train: Images, test: Images) -> tuple[Images, Images]:
-    """Shift and scale both by the mean and standard deviation of each channel of the training images."""
+def mnist(folder: Path | None) -> tuple[Images, Images]:
+    """Read MNIST from ``folder/mnist``: 60,000 images to train on, 10,000 to test, pixels in [0, 1]."""
+    if folder is None:
+        raise ValueError("MNIST is not embedded; give the folder that holds mnist/*.gz as --data-dir.")
+    train, test = (
+        Images(
+            _idx(folder / "mnist" / f"{part}-images-idx3-ubyte.gz", 3).unsqueeze(1).float() / 255,
+            _idx(folder / "mnist" / f"{part}-labels-idx1-ubyte.gz", 1).long(),
+        )
+        for part in ("train", "t10k")
+    )
+    return train, test
+
+
+def _idx(path: Path, dimensions: int) -> Tensor:
+    """Read bytes in LeCun's IDX format: a magic number, the sizes, the values."""
+    if not path.exists():
+        raise ValueError(f"{path} is missing; give the folder that holds mnist/*.gz.")
+    with gzip.open(path) as file:
+        raw = np.frombuffer(file.read(), dtype=np.uint8)
+    sizes = raw[4 : 4 + 4 * dimensions].view(">u4").tolist()
+    return torch.from_numpy(raw[4 + 4 * dimensions :].copy()).view(sizes)
+
+
+def standardised(train: Images, *others: Images) -> tuple[Images, ...]:
+    """Shift and scale all by the mean and standard deviation of each channel of the training images."""
     std, mean = torch.std_mean(train.images, dim=(0, 2, 3), keepdim=True)
-    return Images((train.images - mean) / std, train.labels), Images((test.images - mean) / std, test.labels)
+    return tuple(Images((part.images - mean) / std, part.labels) for part in (train, *others))
 
 
 def _cifar_file(path: Path) -> Images:

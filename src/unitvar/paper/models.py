@@ -5,7 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-__all__ = ["DenseNet", "mlp"]
+__all__ = ["ACTIVATIONS", "DenseNet", "Dropout", "mlp", "quicken_"]
+
+ACTIVATIONS: dict[str, type[nn.Module]] = {"tanh": nn.Tanh, "relu": nn.ReLU, "elu": nn.ELU, "gelu": nn.GELU}
 
 
 class DenseLayer(nn.Module):
@@ -48,9 +50,44 @@ class DenseNet(nn.Sequential):
         super().__init__(*layers)
 
 
-def mlp(inputs: int, dropout: float, *, width: int = 128, hidden: int = 4, classes: int = 10) -> nn.Sequential:
-    """Build linear-BN-ReLU-dropout layers and a classifier."""
+class Dropout(nn.Dropout):
+    """Inverted dropout that compares uniform numbers with the keep rate.
+
+    On a CPU, torch's own spends a third of a small network's training step on drawing Bernoulli variables.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Drop and scale in training, else return x."""
+        if not self.training or self.p == 0:
+            return x
+        keep = 1 - self.p
+        return x * torch.rand_like(x).lt_(keep).div_(keep)
+
+
+def quicken_(model: nn.Sequential) -> nn.Sequential:
+    """Put the quicker dropout in place of torch's; return the model."""
+    for i, module in enumerate(model):
+        if type(module) is nn.Dropout:
+            model[i] = Dropout(module.p)
+    return model
+
+
+def mlp(
+    inputs: int,
+    dropout: float,
+    *,
+    activation: str = "relu",
+    batchnorm: bool = True,
+    width: int = 128,
+    hidden: int = 4,
+    classes: int = 10,
+) -> nn.Sequential:
+    """Build linear-(BN)-activation-dropout layers and a classifier."""
+    if activation not in ACTIVATIONS:
+        raise ValueError(f"activation={activation!r} is not one of {', '.join(map(repr, ACTIVATIONS))}.")
     layers: list[nn.Module] = [nn.Flatten()]
     for i in range(hidden):
-        layers += [nn.Linear(inputs if i == 0 else width, width), nn.BatchNorm1d(width), nn.ReLU(), nn.Dropout(dropout)]
+        norm = [nn.BatchNorm1d(width)] if batchnorm else []
+        linear = nn.Linear(inputs if i == 0 else width, width)
+        layers += [linear, *norm, ACTIVATIONS[activation](), nn.Dropout(dropout)]
     return nn.Sequential(*layers, nn.Linear(width, classes))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import platform
@@ -45,6 +46,7 @@ def save(path: Path, payload: Mapping[str, object]) -> Path:
     return path
 
 
+@functools.cache  # what runs is what was there at the start, whatever happens to the source meanwhile
 def _commit() -> str | None:
     """Return the commit of the source tree, marked if it has changed since; None outside a checkout."""
     git = ["git", "-C", str(Path(__file__).parent)]
