@@ -1,12 +1,8 @@
 """data: what is read is what was written."""
 
-from pathlib import Path
-
-import numpy as np
 import pytest
 import torch
 
-from tests.paper.fake import write_cifar10
 from unitvar.paper import data
 
 
@@ -33,28 +29,21 @@ def test_batches_give_every_example_once() -> None:
     assert sorted(labels) == list(range(10)) != labels
 
 
-@pytest.fixture
-def cifar_folder(tmp_path: Path) -> Path:
-    return write_cifar10(tmp_path, images=7)
+def test_a_split_is_disjoint_complete_and_drawn_by_seed() -> None:
+    images = data.Images(torch.zeros(20, 1, 1, 1), torch.arange(20))
+    held_out, rest = images.split(5, seed=1)
+    assert len(held_out) == 5
+    assert sorted((held_out.labels.tolist()) + rest.labels.tolist()) == list(range(20))
+    assert torch.equal(held_out.labels, images.split(5, seed=1)[0].labels)
+    assert not torch.equal(held_out.labels, images.split(5, seed=2)[0].labels)
 
 
-def test_cifar10_is_read_as_its_authors_publish_it(cifar_folder: Path) -> None:
-    train, test = data.cifar10(cifar_folder)
-    assert train.images.shape == (35, 3, 32, 32)
-    raw = np.fromfile(cifar_folder / "cifar-10-batches-bin" / "test_batch.bin", dtype=np.uint8).reshape(7, 3073)
-    assert test.labels.tolist() == raw[:, 0].tolist()
-    # Standardising is affine in each channel, so it keeps the order of the pixels: red, green and blue planes of rows.
-    pixels = torch.from_numpy(raw[:, 1:].reshape(7, 3, 32, 32).astype(np.float32))
-    for channel in range(3):
-        ours, theirs = test.images[:, channel].flatten(), pixels[:, channel].flatten()
-        assert torch.corrcoef(torch.stack([ours, theirs]))[0, 1].item() == pytest.approx(1)
-
-
-def test_missing_and_cut_files_are_named(cifar_folder: Path) -> None:
-    path = cifar_folder / "cifar-10-batches-bin" / "data_batch_3.bin"
-    path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(ValueError, match=r"data_batch_3\.bin has 21510 bytes, not a multiple of 3073"):
-        data.cifar10(cifar_folder)
-    path.unlink()
-    with pytest.raises(ValueError, match=r"data_batch_3\.bin is missing"):
-        data.cifar10(cifar_folder)
+def test_standardising_uses_the_training_images_alone() -> None:
+    train = data.Images(torch.randn(50, 2, 3, 3) * 3 + 1, torch.zeros(50).long())
+    other = data.Images(train.images[:10] + 6, torch.zeros(10).long())
+    ours, shifted = data.standardised(train, other)
+    assert ours.images.mean(dim=(0, 2, 3)).tolist() == pytest.approx([0, 0], abs=1e-6)
+    assert ours.images.std(dim=(0, 2, 3)).tolist() == pytest.approx([1, 1], rel=1e-6)
+    scale = train.images.std(dim=(0, 2, 3))
+    difference = (shifted.images - ours.images[:10]).mean(dim=(0, 2, 3))
+    assert torch.allclose(difference, 6 / scale, rtol=1e-5)

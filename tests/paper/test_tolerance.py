@@ -3,12 +3,14 @@
 import json
 from pathlib import Path
 
+import pytest
 from rich.console import Console
 
 from tests.paper.fake import write_cifar10
 from unitvar.paper.tolerance import Tolerance
 
 
+@pytest.mark.filterwarnings("ignore:.*is not the published file")
 def test_a_looser_tolerance_uses_fewer_batches(tmp_path: Path) -> None:
     write_cifar10(tmp_path, images=60)
     console = Console(quiet=True)

@@ -14,7 +14,9 @@ _DESCRIPTION = (
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one subcommand; return the exit status."""
-    missing = [name for name in ("matplotlib", "rich", "sklearn", "tyro") if importlib.util.find_spec(name) is None]
+    missing = [
+        name for name in ("matplotlib", "pooch", "rich", "sklearn", "tyro") if importlib.util.find_spec(name) is None
+    ]
     if missing:
         sys.stderr.write(f"The unitvar command needs {', '.join(missing)}: pip install 'unitvar[paper]'\n")
         return 1

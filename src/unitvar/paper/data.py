@@ -1,17 +1,18 @@
-"""Images in memory, standardised, batched by index."""
+"""Images in memory, batched by index."""
 
 from __future__ import annotations
 
-import gzip
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["Images", "cifar10", "digits", "mnist", "standardised"]
+from unitvar.paper import read
+from unitvar.paper.fetch import ensure
+
+__all__ = ["Images", "cifar10", "cifar100", "digits", "mnist", "standardised", "svhn"]
 
 
 @dataclass(frozen=True)
@@ -57,56 +58,48 @@ def digits(seed: int) -> tuple[Images, Images]:
     return train, test
 
 
-def cifar10(folder: Path) -> tuple[Images, Images]:
-    """Read CIFAR-10 in its binary version from ``folder/cifar-10-batches-bin``: 50,000 to train on, 10,000 to test."""
-    names = [f"data_batch_{i}.bin" for i in range(1, 6)], ["test_batch.bin"]
+def mnist(data_dir: Path | None = None) -> tuple[Images, Images]:
+    """Read MNIST, 60,000 images to train on and 10,000 to test, from a folder or from the cache; pixels in [0, 1]."""
+    folder = ensure("mnist", data_dir)
     train, test = (
-        _concatenate([_cifar_file(folder / "cifar-10-batches-bin" / name) for name in part]) for part in names
-    )
-    train, test = standardised(train, test)
-    return train, test
-
-
-def mnist(folder: Path | None) -> tuple[Images, Images]:
-    """Read MNIST from ``folder/mnist``: 60,000 images to train on, 10,000 to test, pixels in [0, 1]."""
-    if folder is None:
-        raise ValueError("MNIST is not embedded; give the folder that holds mnist/*.gz as --data-dir.")
-    train, test = (
-        Images(
-            _idx(folder / "mnist" / f"{part}-images-idx3-ubyte.gz", 3).unsqueeze(1).float() / 255,
-            _idx(folder / "mnist" / f"{part}-labels-idx1-ubyte.gz", 1).long(),
+        _images(
+            read.idx(folder, f"mnist/{part}-images-idx3-ubyte.gz").unsqueeze(1),
+            read.idx(folder, f"mnist/{part}-labels-idx1-ubyte.gz"),
         )
         for part in ("train", "t10k")
     )
     return train, test
 
 
-def _idx(path: Path, dimensions: int) -> Tensor:
-    """Read bytes in LeCun's IDX format: a magic number, the sizes, the values."""
-    if not path.exists():
-        raise ValueError(f"{path} is missing; give the folder that holds mnist/*.gz.")
-    with gzip.open(path) as file:
-        raw = np.frombuffer(file.read(), dtype=np.uint8)
-    sizes = raw[4 : 4 + 4 * dimensions].view(">u4").tolist()
-    return torch.from_numpy(raw[4 + 4 * dimensions :].copy()).view(sizes)
+def cifar10(data_dir: Path | None = None) -> tuple[Images, Images]:
+    """Read CIFAR-10, 50,000 images to train on and 10,000 to test, from a folder or from the cache; in [0, 1]."""
+    folder = ensure("cifar10", data_dir)
+    train = [read.cifar(folder, f"cifar-10-batches-bin/data_batch_{i}.bin", 1) for i in range(1, 6)]
+    images, labels = (torch.cat(parts) for parts in zip(*train, strict=True))
+    return _images(images, labels), _images(*read.cifar(folder, "cifar-10-batches-bin/test_batch.bin", 1))
+
+
+def cifar100(data_dir: Path | None = None) -> tuple[Images, Images]:
+    """Read CIFAR-100 with its 100 fine labels, 50,000 images to train on and 10,000 to test; pixels in [0, 1]."""
+    folder = ensure("cifar100", data_dir)
+    train, test = (_images(*read.cifar(folder, f"cifar-100-binary/{part}.bin", 2)) for part in ("train", "test"))
+    return train, test
+
+
+def svhn(data_dir: Path | None = None) -> tuple[Images, Images]:
+    """Read SVHN's cropped digits, 73,257 images to train on and 26,032 to test; pixels in [0, 1]."""
+    folder = ensure("svhn", data_dir)
+    train, test = (_images(*read.mat(folder, f"svhn/{part}_32x32.mat")) for part in ("train", "test"))
+    return train, test
+
+
+def _images(pixels: Tensor, labels: Tensor) -> Images:
+    if len(pixels) != len(labels):
+        raise ValueError(f"{len(pixels)} images have {len(labels)} labels; the files do not belong together.")
+    return Images(pixels.float() / 255, labels.long())
 
 
 def standardised(train: Images, *others: Images) -> tuple[Images, ...]:
     """Shift and scale all by the mean and standard deviation of each channel of the training images."""
     std, mean = torch.std_mean(train.images, dim=(0, 2, 3), keepdim=True)
     return tuple(Images((part.images - mean) / std, part.labels) for part in (train, *others))
-
-
-def _cifar_file(path: Path) -> Images:
-    size = 1 + 3 * 32 * 32  # a label and three planes of 32x32
-    if not path.exists():
-        raise ValueError(f"{path} is missing; give the folder that holds cifar-10-batches-bin (the binary version).")
-    raw = np.fromfile(path, dtype=np.uint8)
-    if len(raw) == 0 or len(raw) % size:
-        raise ValueError(f"{path} has {len(raw)} bytes, not a multiple of {size}: it is cut off; fetch it again.")
-    rows = torch.from_numpy(raw.reshape(-1, size))
-    return Images(rows[:, 1:].reshape(-1, 3, 32, 32).float() / 255, rows[:, 0].long())
-
-
-def _concatenate(parts: list[Images]) -> Images:
-    return Images(torch.cat([p.images for p in parts]), torch.cat([p.labels for p in parts]))

@@ -43,8 +43,8 @@ class Shuffled:
 class Tolerance:
     """How much of CIFAR-10 re-estimation needs when it stops by its own standard error."""
 
-    data_dir: Path
-    """Folder that holds cifar-10-batches-bin."""
+    data_dir: Path | None = None
+    """Folder that holds cifar-10-batches-bin; default: download it into the cache."""
 
     out: Path = Path("results")
     """Folder for tolerance.json."""
@@ -69,7 +69,7 @@ class Tolerance:
 
     def run(self, console: Console) -> None:
         """Train, measure, print and save."""
-        everything, test = data.cifar10(self.data_dir)
+        everything, test = data.standardised(*data.cifar10(self.data_dir))
         with seeded(0):
             model = models.DenseNet(16, 8, self.dropout)
 
