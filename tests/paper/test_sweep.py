@@ -1,18 +1,21 @@
 """sweep: every trial once, whatever happens on the way."""
 
+import io
 import json
 import os
-import signal
+import re
 import subprocess
 import sys
 import time
+import types
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
 
-from unitvar.paper.sweep import sweep, trial_path
+from unitvar.paper.sweep import Sweep, sweep, trial_path
 
 QUIET = Console(quiet=True)
 
@@ -53,6 +56,15 @@ def test_a_trial_that_fails_is_raised_and_the_others_are_kept(tmp_path: Path) ->
     assert not trial_path(tmp_path / "trials", configs[1]).exists()
 
 
+def _group(group: int) -> bool:
+    """Whether a process of the group is alive."""
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
 def test_a_killed_sweep_resumes_and_loses_only_unfinished_trials(tmp_path: Path) -> None:
     log, folder = tmp_path / "log", tmp_path / "trials"
     script = (
@@ -64,13 +76,18 @@ def test_a_killed_sweep_resumes_and_loses_only_unfinished_trials(tmp_path: Path)
     (tmp_path / "main.py").write_text(script)
     root = Path(__file__).parents[2]
     process = subprocess.Popen(
-        [sys.executable, str(tmp_path / "main.py")], env={**os.environ, "PYTHONPATH": str(root)}, start_new_session=True
+        [sys.executable, str(tmp_path / "main.py")],
+        env={**os.environ, "PYTHONPATH": f"{root / 'src'}{os.pathsep}{root}"},
+        start_new_session=True,
     )
     deadline = time.monotonic() + 120
     while len(list(folder.glob("*.json")) if folder.exists() else []) < 2 and time.monotonic() < deadline:
         time.sleep(0.02)
-    os.killpg(process.pid, signal.SIGKILL)
+    process.kill()  # the parent alone: its workers must notice by themselves
     process.wait()
+    while _group(process.pid) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not _group(process.pid)
     finished = len(list(folder.glob("*.json")))
     assert 2 <= finished < 6
     for path in folder.glob("*.json"):
@@ -78,3 +95,78 @@ def test_a_killed_sweep_resumes_and_loses_only_unfinished_trials(tmp_path: Path)
     configs = [Square(x, str(log), nap=0.3) for x in range(6)]
     assert [r["y"] for r in sweep(square, configs, folder, QUIET, label="squares", workers=2)] == [0, 1, 4, 9, 16, 25]
     assert len(log.read_text().split()) <= 6 + 1  # at most the one that was killed ran twice
+
+
+def test_a_log_has_a_line_for_each_trial_with_the_time_to_go(tmp_path: Path) -> None:
+    console = Console(file=io.StringIO(), width=80)
+    configs = [Square(x, str(tmp_path / "log")) for x in range(3)]
+    sweep(square, configs, tmp_path / "trials", console, label="squares", workers=1)
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert [re.sub(r"\d+ s to go", "a time to go", line) for line in lines] == [
+        "squares: 1 of 3 done, a time to go (x 0)",
+        "squares: 2 of 3 done, a time to go (x 1)",
+        "squares: 3 of 3 done (x 2)",
+    ]
+
+
+def test_a_terminal_shows_what_runs_and_what_is_left(tmp_path: Path) -> None:
+    console = Console(file=io.StringIO(), width=80, force_terminal=True)
+    configs = [Square(x, str(tmp_path / "log"), nap=0.7) for x in range(3)]
+    sweep(square, configs, tmp_path / "trials", console, label="squares", workers=1)
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert all(word in text for word in ("running", "x 1", "1 of 3 done, 1 waiting", "s to go"))
+
+
+def test_the_time_to_go_counts_what_runs_and_what_waits() -> None:
+    progress = Sweep("a", [Square(x, "") for x in range(10)], done=4)
+    progress._seconds = [3600.0, 7200.0]
+    progress.size = 2
+    now = time.monotonic()
+    progress.running = {1: (None, now - 1800), 2: (None, now - 9999)}
+    # Each takes 5400 s: one has 3600 to go, one is overdue, four wait; two at once.
+    assert progress.to_go() == "3 h 30 min"
+
+
+class Ray(types.ModuleType):
+    """A stand-in for Ray, which runs what it is given when it is asked for it."""
+
+    def __init__(self) -> None:
+        super().__init__("ray")
+        self.log: list[str] = []
+
+    def init(self, address: str, **_: object) -> None:
+        self.log.append(f"init {address}")
+
+    def shutdown(self) -> None:
+        self.log.append("shutdown")
+
+    def cluster_resources(self) -> dict[str, float]:
+        return {"CPU": 2.0}
+
+    def remote(self, **_: object) -> Any:
+        def wrap(function: Any) -> Any:
+            return types.SimpleNamespace(remote=lambda *arguments: lambda: function(*arguments))
+
+        return wrap
+
+    def wait(self, handles: list[Any], **_: object) -> tuple[list[Any], list[Any]]:
+        self.log.append(f"wait for {len(handles)}")
+        return handles[:1], handles[1:]
+
+    def get(self, handle: Any) -> Any:
+        return handle()
+
+
+def test_ray_runs_as_many_as_the_cluster_has_cpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ray = Ray()
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    configs = [Square(x, str(tmp_path / "log")) for x in range(3)]
+    found = sweep(square, configs, tmp_path / "trials", QUIET, label="squares", ray="auto")
+    assert [r["y"] for r in found] == [0, 1, 4]
+    assert ray.log == ["init auto", "wait for 2", "wait for 2", "wait for 1", "shutdown"]
+
+
+def test_without_ray_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ValueError, match=r"pip install 'unitvar\[ray\]'"):
+        sweep(square, [Square(1, str(tmp_path / "log"))], tmp_path / "trials", QUIET, label="squares", ray="auto")

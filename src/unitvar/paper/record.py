@@ -31,9 +31,14 @@ def environment() -> dict[str, object]:
 
 
 def save(path: Path, payload: Mapping[str, object]) -> Path:
-    """Write payload and the environment as JSON, atomically; return the path."""
+    """Write payload and the environment, unless it brings one, as JSON, atomically; return the path."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    text = json.dumps({**payload, "environment": environment()}, indent=2, ensure_ascii=False) + "\n"
+    text = (
+        json.dumps(
+            {**payload, "environment": payload.get("environment") or environment()}, indent=2, ensure_ascii=False
+        )
+        + "\n"
+    )
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".partial")
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:

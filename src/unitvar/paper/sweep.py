@@ -1,24 +1,26 @@
-"""Independent trials in local processes: one JSON a trial, written when it is done, so that a sweep can resume."""
+"""Independent trials: one JSON a trial, written when it is done, so that a sweep can resume."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import multiprocessing
-import multiprocessing.connection
 import os
-import threading
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
-import torch
-from rich.console import Console
-from rich.progress import Progress
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
 
 from unitvar.paper import record
+from unitvar.paper.pools import Pool, processes, ray_cluster
 
 __all__ = ["finished", "sweep", "trial_path"]
 
@@ -45,57 +47,113 @@ def sweep(
     *,
     label: str,
     workers: int | None = None,
+    ray: str | None = None,
 ) -> list[dict[str, Any]]:
-    """Run every trial that has no result yet, in processes of one thread each, and return all results in order.
+    """Run every trial that has no result yet, each on one thread, and return all results in order.
 
     Args:
         trial: what to run; a module-level function, since it goes to other processes.
-        configs: frozen dataclasses, one for each trial.
+        configs: frozen dataclasses, one for each trial; earlier ones start first.
         folder: where the results are and go.
-        console: where to show progress.
+        console: where to show what runs, what is left and the time to go.
         label: what to call the sweep there.
-        workers: processes; default: one for each core.
+        workers: trials at once; default: one for each core.
+        ray: the address of a Ray cluster to run them on, such as "auto"; default: processes on this machine.
 
     Returns:
         For each config the saved record, with ``config`` and what the trial returned.
     """
-    missing = [config for config in configs if not trial_path(folder, config).exists()]
-    # Not fork: torch's thread pools do not survive it.
-    context = multiprocessing.get_context("spawn")
-    with Progress(console=console, transient=True) as progress:
-        bar = progress.add_task(label, total=len(configs), completed=len(configs) - len(missing))
-        if missing:
-            count = min(workers or os.cpu_count() or 1, len(missing))
-            with ProcessPoolExecutor(count, mp_context=context, initializer=_prepare) as pool:
-                running = [pool.submit(_run, trial, config, folder) for config in missing]
-                try:
-                    for done in as_completed(running):
-                        done.result()
-                        progress.advance(bar)
-                        if not console.is_terminal:  # a log has no bar
-                            console.print(f"{label}: {sum(f.done() for f in running)} of {len(missing)}")
-                except BaseException:
-                    pool.shutdown(wait=False, cancel_futures=True)
-                    raise
+    todo = deque(config for config in configs if not trial_path(folder, config).exists())
+    if todo:
+        cores = min(workers or os.cpu_count() or 1, len(todo))
+        progress = Sweep(label, configs, done=len(configs) - len(todo))
+        with ray_cluster(ray, workers) if ray else processes(cores) as pool, progress.shown(console):
+            progress.size = pool.size
+            _run(pool, trial, todo, folder, progress)
     return finished(configs, folder)
 
 
-def _prepare() -> None:
-    """Set up a worker: one thread, and an end with its parent, even one that is killed."""
-    torch.set_num_threads(1)
-    # Dying units leave Adam with denormal moments, on which some processors are a hundred times slower.
-    torch.set_flush_denormal(True)
-    record.environment()  # which remembers the commit that the worker's code is of
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+def _run(pool: Pool, trial: Callable[..., Any], todo: deque[Any], folder: Path, progress: Sweep) -> None:
+    while todo or progress.running:
+        while todo and len(progress.running) < pool.size:
+            config = todo.popleft()
+            progress.running[pool.submit(_measure, trial, config)] = config, time.monotonic()
+        for handle in pool.wait(list(progress.running), seconds=1.0):
+            config, _ = progress.running[handle]
+            record.save(trial_path(folder, config), pool.result(handle))
+            progress.finish(handle)
+        progress.refresh()
 
 
-def _end_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        multiprocessing.connection.wait([parent.sentinel])
-        os._exit(1)
+def _measure(trial: Callable[[Any], Mapping[str, object]], config: Any) -> dict[str, object]:
+    """Run a trial where it was sent, and note what ran it."""
+    return {"config": asdict(config), **trial(config), "environment": record.environment()}
 
 
-def _run(trial: Callable[[Any], Mapping[str, object]], config: Any, folder: Path) -> None:
-    result = trial(config)
-    record.save(trial_path(folder, config), {"config": asdict(config), **result})
+class Sweep:
+    """What of a sweep is done, runs and is left: a live table, or a line for each trial where there is no terminal."""
+
+    def __init__(self, label: str, configs: Sequence[Any], done: int) -> None:
+        self.label = label
+        self.total = len(configs)
+        self.done = done
+        self.size = 1
+        self.running: dict[Any, tuple[Any, float]] = {}
+        self._seconds: list[float] = []
+        settings = [asdict(config) for config in configs]
+        # What all trials have in common need not be said of each.
+        self._telling = [key for key in settings[0] if len({str(s[key]) for s in settings}) > 1]
+        self._live: Live | None = None
+        self._console: Console | None = None
+
+    @contextmanager
+    def shown(self, console: Console) -> Iterator[None]:
+        """Show the sweep for the length of a block."""
+        self._console = console
+        if not console.is_terminal:
+            yield
+            return
+        with Live(get_renderable=self._table, console=console, transient=True, refresh_per_second=2) as self._live:
+            yield
+
+    def finish(self, handle: Any) -> None:
+        """Note a trial that is done."""
+        config, start = self.running.pop(handle)
+        self.done += 1
+        self._seconds.append(time.monotonic() - start)
+        if self._live is None and self._console is not None:
+            togo = f", {self.to_go()} to go" if self.done < self.total else ""
+            self._console.print(f"{self.label}: {self.done} of {self.total} done{togo} ({self._name(config)})")
+
+    def refresh(self) -> None:
+        """Redraw the table."""
+        if self._live is not None:
+            self._live.refresh()
+
+    def to_go(self) -> str:
+        """Estimate the time to go from the trials done so far."""
+        if not self._seconds:
+            return "?"
+        each = sum(self._seconds) / len(self._seconds)
+        begun = sum(max(0.0, each - (time.monotonic() - start)) for _, start in list(self.running.values()))
+        return _duration((begun + each * (self.total - self.done - len(self.running))) / self.size)
+
+    def _table(self) -> Group:
+        table = Table(title=self.label, title_justify="left", box=None)
+        for head in ("running", "for"):
+            table.add_column(head, justify="right" if head == "for" else "left")
+        for config, start in list(self.running.values()):  # another thread draws
+            table.add_row(self._name(config), _duration(time.monotonic() - start))
+        waiting = self.total - self.done - len(self.running)
+        summary = f"{self.done} of {self.total} done, {waiting} waiting, {self.to_go()} to go"
+        return Group(table, Text(summary), ProgressBar(self.total, self.done, width=60))  # a bar ends no line
+
+    def _name(self, config: Any) -> str:
+        settings = asdict(config)
+        return ", ".join(f"{key} {settings[key]}" for key in self._telling) or type(config).__name__
+
+
+def _duration(seconds: float) -> str:
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02} min" if hours else f"{minutes} min {seconds:02} s" if minutes else f"{seconds} s"

@@ -1,0 +1,122 @@
+"""Where trials run: local processes of one thread each, or a Ray cluster."""
+
+from __future__ import annotations
+
+import multiprocessing
+import multiprocessing.connection
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from contextlib import contextmanager
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+
+from unitvar.paper import record
+
+__all__ = ["Pool", "processes", "ray_cluster"]
+
+
+@runtime_checkable
+class Pool(Protocol):
+    """So many trials at once, wherever they run."""
+
+    size: int
+
+    def submit(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Start a call; return a handle to it."""
+
+    def wait(self, handles: Sequence[Any], seconds: float) -> list[Any]:
+        """Return the handles of calls that are done, after some seconds or as soon as there is one."""
+
+    def result(self, handle: Any) -> Any:
+        """Return what a call that is done returned, or raise what it raised."""
+
+
+class _Processes:
+    def __init__(self, executor: ProcessPoolExecutor, size: int) -> None:
+        self.size = size
+        self._executor = executor
+
+    def submit(self, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
+        return self._executor.submit(function, *arguments)
+
+    def wait(self, handles: Sequence[Future[Any]], seconds: float) -> list[Future[Any]]:
+        return list(wait(handles, timeout=seconds, return_when=FIRST_COMPLETED).done)
+
+    def result(self, handle: Future[Any]) -> Any:
+        return handle.result()
+
+
+@contextmanager
+def processes(size: int) -> Iterator[Pool]:
+    """Give a pool of local processes; what still runs when the block is left by an error is abandoned."""
+    # Not fork: torch's thread pools do not survive it.
+    context = multiprocessing.get_context("spawn")
+    executor = ProcessPoolExecutor(size, mp_context=context, initializer=_prepare)
+    try:
+        yield _Processes(executor, size)
+        executor.shutdown()
+    except BaseException:
+        for process in list((executor._processes or {}).values()):
+            process.terminate()
+        executor.shutdown(cancel_futures=True)
+        raise
+
+
+def _prepare() -> None:
+    """Set up a worker: one thread, and an end with its parent, even one that is killed."""
+    torch.set_num_threads(1)
+    # Dying units leave Adam with denormal moments, on which some processors are a hundred times slower.
+    torch.set_flush_denormal(True)
+    record.environment()  # which remembers the commit that the worker's code is of
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        multiprocessing.connection.wait([parent.sentinel])
+        os._exit(1)
+
+
+class _Ray:
+    def __init__(self, ray: Any, size: int) -> None:
+        self.size = size
+        self._ray = ray
+        # A trial that the cluster loses (a node goes) is started again by Ray itself.
+        self._call = ray.remote(num_cpus=1, max_retries=3)(_alone)
+
+    def submit(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        return self._call.remote(function, *arguments)
+
+    def wait(self, handles: Sequence[Any], seconds: float) -> list[Any]:
+        done, _ = self._ray.wait(list(handles), num_returns=1, timeout=seconds)
+        return list(done)
+
+    def result(self, handle: Any) -> Any:
+        return self._ray.get(handle)
+
+
+def _alone(function: Callable[..., Any], *arguments: Any) -> Any:
+    torch.set_num_threads(1)
+    torch.set_flush_denormal(True)
+    return function(*arguments)
+
+
+@contextmanager
+def ray_cluster(address: str, size: int | None) -> Iterator[Pool]:
+    """Give a pool of the CPUs of a Ray cluster, all of them unless a size is given.
+
+    The nodes need the same version of unitvar, and the data where ``--data-dir`` or their cache has them.
+    """
+    try:
+        import ray
+    except ImportError as error:
+        raise ValueError("--ray needs Ray: pip install 'unitvar[ray]'.") from error
+    ray.init(address=address, log_to_driver=False)
+    try:
+        yield _Ray(ray, size or max(1, int(ray.cluster_resources().get("CPU", 1))))
+    finally:
+        ray.shutdown()
