@@ -9,7 +9,9 @@ from typing import Annotated, TypeAlias
 import tyro
 from rich.console import Console
 
+from unitvar.paper.backward import Backward
 from unitvar.paper.depth import Depth
+from unitvar.paper.forward import Forward
 from unitvar.paper.mnist import Mnist
 from unitvar.paper.reestimation import Reestimation
 from unitvar.paper.stability import Stability
@@ -45,6 +47,8 @@ COMMANDS: TypeAlias = (
     | Annotated[Depth, tyro.conf.subcommand("depth")]
     | Annotated[Zoo, tyro.conf.subcommand("zoo")]
     | Annotated[Reestimation, tyro.conf.subcommand("reestimation")]
+    | Annotated[Forward, tyro.conf.subcommand("forward")]
+    | Annotated[Backward, tyro.conf.subcommand("backward")]
     | Annotated[Mnist, tyro.conf.subcommand("mnist")]
     | Annotated[Tolerance, tyro.conf.subcommand("tolerance")]
     | Annotated[ActivationsCommand, tyro.conf.subcommand("activations")]
