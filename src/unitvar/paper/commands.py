@@ -11,6 +11,7 @@ from rich.console import Console
 
 from unitvar.paper.backward import Backward
 from unitvar.paper.depth import Depth
+from unitvar.paper.digits import Digits
 from unitvar.paper.forward import Forward
 from unitvar.paper.mnist import Mnist
 from unitvar.paper.reestimation import Reestimation
@@ -49,6 +50,7 @@ COMMANDS: TypeAlias = (
     | Annotated[Reestimation, tyro.conf.subcommand("reestimation")]
     | Annotated[Forward, tyro.conf.subcommand("forward")]
     | Annotated[Backward, tyro.conf.subcommand("backward")]
+    | Annotated[Digits, tyro.conf.subcommand("digits")]
     | Annotated[Mnist, tyro.conf.subcommand("mnist")]
     | Annotated[Tolerance, tyro.conf.subcommand("tolerance")]
     | Annotated[ActivationsCommand, tyro.conf.subcommand("activations")]

@@ -5,72 +5,64 @@ held-out images; keep rates 1, 0.5, 0.3. "Our initialization provides faster con
 for activations like the ReLU and great gains when the dropout keep rate decreases further."
 Ours: the same on raw pixels as in the authors' release, for tanh, ReLU, ELU and GELU, with the test error that the
 paper does not print; then the corrected rules, more seeds at the tuned rate, and standardised inputs for ReLU.
-Two CPU cores: two minutes a trial and core, 285 trials, some five hours; interrupt and resume as you like.
+Two CPU cores: two minutes a trial and core, 288 trials, some five hours; interrupt and resume as you like.
 """
 
 from __future__ import annotations
 
 import functools
-import itertools
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from rich.console import Console
 
+from unitvar.paper import comparison, record
+from unitvar.paper.comparison import grid, repeats
+from unitvar.paper.fetch import ensure
 from unitvar.paper.mlp import Trial, run_trial
 from unitvar.paper.sweep import finished, sweep
 
-__all__ = ["Mnist", "grid", "repeats", "tuned"]
+__all__ = ["Mnist", "stages"]
 
+BASE = Trial("mnist", "relu", 0.5, "paper", 1e-3, seed=0)
 ACTIVATIONS = ("relu", "tanh", "elu", "gelu")
 KEEPS = (0.5, 0.3, 1.0)
 RATES = (1e-3, 1e-4, 1e-5)
 RELEASED = ("paper", "xavier", "he")
 CORRECTED = ("forward", "mean")
+TARGET = 0.2  # validation log loss
+
+Stage = tuple[str, list[Trial]]
 
 
-def grid(
-    activations: Iterable[str],
-    inits: Iterable[str],
-    *,
-    keeps: Iterable[float] = KEEPS,
-    rates: Iterable[float] = RATES,
-    inputs: str = "raw",
-) -> list[Trial]:
-    """Return every combination with seed 0, one panel of the figure after the other."""
-    return [
-        Trial("mnist", activation, keep, init, rate, seed=0, inputs=inputs)
-        for activation, keep, init, rate in itertools.product(activations, keeps, tuple(inits), tuple(rates))
-    ]
-
-
-def tuned(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return, of records that differ in their rate alone, the one with the best validation loss of its curve."""
-    best: dict[tuple[Any, ...], dict[str, Any]] = {}
-    for record in records:
-        key = tuple(value for name, value in record["config"].items() if name != "rate")
-        if key not in best or _validation(record) < _validation(best[key]):
-            best[key] = record
-    return list(best.values())
-
-
-def _validation(record: dict[str, Any]) -> float:
-    return min((loss for loss in record["curve"]["validation"] if loss is not None), default=float("inf"))
-
-
-def repeats(records: Sequence[dict[str, Any]], seeds: Iterable[int]) -> list[Trial]:
-    """Return the trials of tuned records again, with other seeds: a seed at a time, so that each is soon complete."""
-    return [replace(Trial(**record["config"]), seed=seed) for seed in seeds for record in tuned(records)]
+def stages(scale: str, seeds: int, done: Callable[[list[Trial]], list[dict[str, Any]]]) -> Iterator[Stage]:
+    """Give the trials in stages, the most telling first; later ones build on the records of earlier ones."""
+    inits = RELEASED + CORRECTED
+    if scale == "small":
+        short = replace(BASE, epochs=3)
+        yield "ReLU", grid(short, activations=("relu",), keeps=(0.5, 0.3), inits=inits, rates=RATES[:1])
+        return
+    yield "the paper's grid", grid(BASE, activations=ACTIVATIONS, keeps=KEEPS, inits=RELEASED, rates=RATES)
+    yield "corrected rules", grid(BASE, activations=ACTIVATIONS, keeps=KEEPS, inits=CORRECTED, rates=RATES)
+    once = done(grid(BASE, activations=("relu", "tanh"), keeps=KEEPS, inits=inits, rates=RATES))
+    yield "more seeds", repeats(once, range(1, seeds))
+    standardised = replace(BASE, inputs="standardised")
+    yield "standardised inputs", grid(standardised, activations=("relu",), keeps=KEEPS, inits=inits, rates=RATES)
+    halves = [replace(BASE, init="paper-half", keep=keep) for keep in KEEPS]
+    yield "the first layer's factor", halves
 
 
 @dataclass(frozen=True)
 class Mnist:
-    """MNIST under five initialisations: the paper's Figure 2, at full size, with test errors."""
+    """MNIST under five initialisations: the paper's Figure 2, with test errors."""
+
+    scale: Literal["small", "paper"] = "small"
+    """paper: all of it, hours; small: ReLU for 3 epochs, minutes."""
 
     out: Path = Path("results")
-    """Folder for one file a trial, in mnist/."""
+    """Folder for the summary, the picture and one file a trial."""
 
     data_dir: Path | None = None
     """Folder that holds mnist/*.gz; default: download them into the cache."""
@@ -79,17 +71,48 @@ class Mnist:
     """Networks of each kind at the tuned rate, for ReLU and tanh."""
 
     workers: int | None = None
-    """Processes; default: one for each core."""
+    """Trials at once; default: one for each core."""
+
+    ray: str | None = None
+    """Address of a Ray cluster to run the trials on, such as "auto"."""
+
+    train: bool = True
+    """Train what has not been trained yet; otherwise summarise what is there."""
 
     def run(self, console: Console) -> None:
-        """Train what has not been trained yet, the most telling trials first."""
-        self._sweep(console, "the paper's grid", grid(ACTIVATIONS, RELEASED))
-        self._sweep(console, "corrected rules", grid(ACTIVATIONS, CORRECTED))
-        once = grid(("relu", "tanh"), RELEASED + CORRECTED)
-        records = finished(once, self.out / "mnist")
-        self._sweep(console, "more seeds", repeats(records, range(1, self.seeds)))
-        self._sweep(console, "standardised", grid(("relu",), RELEASED + CORRECTED, inputs="standardised"))
+        """Train, print, draw and save."""
+        if self.train:
+            ensure("mnist", self.data_dir, console)
+        folder = self.out / self._name
+        for label, trials in stages(self.scale, self.seeds, lambda trials: finished(trials, folder)):
+            if self.train:
+                trial = functools.partial(run_trial, data_dir=self.data_dir)
+                options = {"label": f"MNIST, {label}", "workers": self.workers, "ray": self.ray}
+                sweep(trial, trials, folder, console, **options)  # type: ignore[arg-type]
+        self._conclude(console, folder)
 
-    def _sweep(self, console: Console, label: str, trials: list[Trial]) -> None:
-        trial = functools.partial(run_trial, data_dir=self.data_dir)
-        sweep(trial, trials, self.out / "mnist", console, label=f"MNIST, {label}", workers=self.workers)
+    @property
+    def _name(self) -> str:
+        return "mnist" if self.scale == "paper" else "mnist_small"
+
+    def _conclude(self, console: Console, folder: Path) -> None:
+        """Summarise the trials that are done, a part of the plan or all."""
+        planned = [
+            t for _, trials in stages(self.scale, self.seeds, lambda trials: finished(trials, folder)) for t in trials
+        ]
+        records = finished(planned, folder)
+        rows = comparison.summarise(records, TARGET)
+        raw = [row for row in rows if row["inputs"] == "raw"]
+        console.print(comparison.table(raw, f"MNIST, raw pixels, {len(records)} of {len(planned)} trials"))
+        other = [row for row in rows if row["inputs"] != "raw"]
+        if other:
+            console.print(comparison.table(other, "MNIST, standardised pixels"))
+        config = {"scale": self.scale, "seeds": self.seeds, "base": asdict(BASE)}
+        done = {"trials": len(records), "planned": len(planned)}
+        payload = {"experiment": self._name, "config": config, "done": done, "rows": rows}
+        path = record.save(self.out / f"{self._name}.json", payload)
+        panels = [row for row in raw if row["init"] != "paper-half"]
+        keeps = sorted({trial.keep for trial in planned}, reverse=True)
+        activations = [a for a in ("tanh", "relu", "elu", "gelu") if any(t.activation == a for t in planned)]
+        picture = comparison.draw_panels(panels, self.out / f"{self._name}.png", activations=activations, keeps=keeps)
+        console.print(f"Saved {path} and {picture}")
