@@ -10,8 +10,10 @@ import tyro
 from rich.console import Console
 
 from unitvar.paper.backward import Backward
+from unitvar.paper.cost import Cost
 from unitvar.paper.depth import Depth
 from unitvar.paper.digits import Digits
+from unitvar.paper.factors import Factors
 from unitvar.paper.forward import Forward
 from unitvar.paper.mnist import Mnist
 from unitvar.paper.reestimation import Reestimation
@@ -51,6 +53,8 @@ COMMANDS: TypeAlias = (
     | Annotated[Forward, tyro.conf.subcommand("forward")]
     | Annotated[Backward, tyro.conf.subcommand("backward")]
     | Annotated[Digits, tyro.conf.subcommand("digits")]
+    | Annotated[Factors, tyro.conf.subcommand("factors")]
+    | Annotated[Cost, tyro.conf.subcommand("cost")]
     | Annotated[Mnist, tyro.conf.subcommand("mnist")]
     | Annotated[Tolerance, tyro.conf.subcommand("tolerance")]
     | Annotated[ActivationsCommand, tyro.conf.subcommand("activations")]
