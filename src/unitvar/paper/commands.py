@@ -17,6 +17,7 @@ from unitvar.paper.factors import Factors
 from unitvar.paper.forward import Forward
 from unitvar.paper.mnist import Mnist
 from unitvar.paper.reestimation import Reestimation
+from unitvar.paper.report import Report
 from unitvar.paper.stability import Stability
 from unitvar.paper.table1 import ActivationsCommand, Table1
 from unitvar.paper.tolerance import Tolerance
@@ -57,5 +58,6 @@ COMMANDS: TypeAlias = (
     | Annotated[Cost, tyro.conf.subcommand("cost")]
     | Annotated[Mnist, tyro.conf.subcommand("mnist")]
     | Annotated[Tolerance, tyro.conf.subcommand("tolerance")]
+    | Annotated[Report, tyro.conf.subcommand("report")]
     | Annotated[ActivationsCommand, tyro.conf.subcommand("activations")]
 )

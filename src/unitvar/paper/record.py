@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-__all__ = ["environment", "save"]
+__all__ = ["environment", "save", "write"]
 
 
 def environment() -> dict[str, object]:
@@ -32,13 +32,13 @@ def environment() -> dict[str, object]:
 
 def save(path: Path, payload: Mapping[str, object]) -> Path:
     """Write payload and the environment, unless it brings one, as JSON, atomically; return the path."""
+    whole = {**payload, "environment": payload.get("environment") or environment()}
+    return write(path, json.dumps(whole, indent=2, ensure_ascii=False) + "\n")
+
+
+def write(path: Path, text: str) -> Path:
+    """Write a file whole or not at all; return the path."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    text = (
-        json.dumps(
-            {**payload, "environment": payload.get("environment") or environment()}, indent=2, ensure_ascii=False
-        )
-        + "\n"
-    )
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".partial")
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
