@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-EXPERIMENTS = ("table1", "stability", "reestimation")
+EXPERIMENTS = ("table1", "stability", "forward", "backward", "factors", "digits", "reestimation", "cost")
+PICTURES = ("stability", "forward", "forward_others", "backward", "factors", "digits", "reestimation")
 
 
 def run(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -31,8 +32,11 @@ def test_reproduce_runs_every_experiment(tmp_path: Path) -> None:
     done = run("reproduce", "--quick", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     names = {path.name for path in (tmp_path / "results").iterdir() if path.is_file()}
-    assert names == {f"{name}.json" for name in EXPERIMENTS} | {"stability.png", "reestimation.png"}
-    assert max(len(line) for line in done.stdout.splitlines()) <= 80
+    assert names == {f"{n}.json" for n in EXPERIMENTS} | {f"{n}.png" for n in PICTURES} | {"index.html"}
+    *_, last = lines = done.stdout.splitlines()
+    assert last == f"The report: {tmp_path / 'results' / 'index.html'}"
+    assert max(len(line) for line in lines[:-1]) <= 80
+    assert sum(line.startswith("•") for line in lines) == 3
 
 
 def test_activations_takes_names_import_paths_and_the_users_own(tmp_path: Path) -> None:

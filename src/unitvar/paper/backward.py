@@ -42,16 +42,24 @@ class Backward:
     seeds: int = 5
     """Networks of each kind; the densities are those of the first."""
 
+    activations: tuple[str, ...] = OTHERS
+    """Other activations than ReLU to try."""
+
     def run(self, console: Console) -> None:
         """Measure, print, draw and save."""
         settings = [*itertools.product(KEEPS, INITS)]
         shown = track(settings, "backward", console=console, transient=True)
         rows = [row for keep, init in shown for row in self._measure(keep, init)]
         rows.sort(key=lambda row: (-row["keep"], -CONVENTIONS.index(row["convention"])))
-        others = [self._other(name) for name in track(OTHERS, "others", console=console, transient=True)]
+        others = [self._other(name) for name in track(self.activations, "others", console=console, transient=True)]
         console.print(_table(rows, self.seeds))
         console.print(_others_table(others))
-        payload = {"experiment": "backward", "config": {"seeds": self.seeds}, "relu": rows, "others": others}
+        payload = {
+            "experiment": "backward",
+            "config": {"seeds": self.seeds, "activations": self.activations},
+            "relu": rows,
+            "others": others,
+        }
         path = record.save(self.out / "backward.json", payload)
         console.print(f"Saved {path} and {_draw(rows, self.out / 'backward.png')}")
 

@@ -17,7 +17,7 @@ from unitvar.paper.factors import Factors
 from unitvar.paper.forward import Forward
 from unitvar.paper.mnist import Mnist
 from unitvar.paper.reestimation import Reestimation
-from unitvar.paper.report import Report
+from unitvar.paper.report import Report, headlines
 from unitvar.paper.stability import Stability
 from unitvar.paper.table1 import ActivationsCommand, Table1
 from unitvar.paper.tolerance import Tolerance
@@ -25,23 +25,51 @@ from unitvar.paper.zoo.experiment import Zoo
 
 __all__ = ["COMMANDS", "Reproduce"]
 
+Experiment: TypeAlias = Table1 | Stability | Forward | Backward | Factors | Digits | Reestimation | Cost | Report
+
+
+HEADLINES = ("table1", "backward", "reestimation")
+
 
 @dataclass(frozen=True)
 class Reproduce:
-    """Every table and figure, at a size for two CPU cores."""
+    """Every table and figure that embedded data can show, at a size for two CPU cores, and the report."""
 
     out: Path = Path("results")
-    """Folder for the results."""
+    """Folder for the results and the report."""
+
+    workers: int | None = None
+    """Processes; default: one for each core."""
 
     quick: bool = False
     """Only see that everything runs: sizes too small to conclude anything from."""
 
     def run(self, console: Console) -> None:
-        """Run each experiment in turn."""
-        small = {"seeds": 2, "epochs": 2} if self.quick else {}
-        for experiment in (Table1(out=self.out), Stability(out=self.out), Reestimation(out=self.out, **small)):
+        """Run each experiment in turn, then write the report and say what was found."""
+        parts = self._parts()
+        for i, experiment in enumerate(parts, 1):
+            console.print(f"[bold]{i} of {len(parts)}: {type(experiment).__name__.lower()}[/bold]")
             experiment.run(console)
             console.print()
+        for line in headlines(self.out, HEADLINES):
+            console.print(f"• {line}")
+        console.print(f"The report: {(self.out / 'index.html').resolve()}", soft_wrap=True)
+
+    def _parts(self) -> list[Experiment]:
+        """Fewer seeds than our own runs in results/ have: those take an hour, this takes minutes."""
+        few = 2 if self.quick else 3
+        shared = {"out": self.out, "workers": self.workers}
+        return [
+            Table1(self.out),
+            Stability(self.out, depth=20, seeds=2) if self.quick else Stability(self.out),
+            Forward(self.out, 1, ("gelu",)) if self.quick else Forward(self.out, 2),
+            Backward(self.out, 1, ("gelu",)) if self.quick else Backward(self.out, 2),
+            Factors(out=self.out, seeds=few),
+            Digits(seeds=few, epochs=1 if self.quick else 60, **shared),  # type: ignore[arg-type]
+            Reestimation(seeds=few, epochs=2 if self.quick else 40, **shared),  # type: ignore[arg-type]
+            Cost(self.out, rounds=5 if self.quick else 25),
+            Report(self.out),
+        ]
 
 
 COMMANDS: TypeAlias = (

@@ -130,7 +130,7 @@ def backward(p: Payload) -> Section:
             f"{grown(0.6, 'autograd', 'paper-backward'):.1g} from layer 20 to layer 0; with E f'² / p the "
             f"factor is {grown(0.6, 'autograd', 'backward'):.2f}.",
             f"The paper's figure multiplies errors by the bare mask; so computed, we get its picture too (a factor of "
-            f"{grown(0.6, 'bare mask', 'paper-backward'):.2f}, half of which is lost where 500 units become 250).",
+            f"{grown(0.6, 'bare mask', 'paper-backward'):.2f}, of which 0.5 is where 500 units become 250).",
         ),
         f"Full size, errors of standard deviation 0.01 fed in at layer 20; {p['config']['seeds']} seeds.",
         (

@@ -43,16 +43,24 @@ class Forward:
     seeds: int = 5
     """Networks of each kind; the densities are those of the first."""
 
+    activations: tuple[str, ...] = OTHERS
+    """Other activations than ReLU to try."""
+
     @torch.no_grad()
     def run(self, console: Console) -> None:
         """Measure, print, draw and save."""
         settings = [*itertools.product(KEEPS, INITS)]
         relu = [self._relu(keep, init) for keep, init in track(settings, "forward", console=console, transient=True)]
-        pairs = [*itertools.product(OTHERS, KEEPS)]
+        pairs = [*itertools.product(self.activations, KEEPS)]
         others = [self._other(name, keep) for name, keep in track(pairs, "others", console=console, transient=True)]
         console.print(_table(relu, self.seeds))
         console.print(_others_table(others))
-        payload = {"experiment": "forward", "config": {"seeds": self.seeds}, "relu": relu, "others": others}
+        payload = {
+            "experiment": "forward",
+            "config": {"seeds": self.seeds, "activations": self.activations},
+            "relu": relu,
+            "others": others,
+        }
         path = record.save(self.out / "forward.json", payload)
         pictures = _draw(relu, self.out / "forward.png"), _draw_others(others, self.out / "forward_others.png")
         console.print(f"Saved {path}, {pictures[0]} and {pictures[1]}")

@@ -50,7 +50,7 @@ figure { margin: 1.2rem 0; background: #fff; border-radius: .5rem; padding: .4re
 figure img { display: block; width: 100%; height: auto; }
 .scroll { overflow-x: auto; margin: 1rem 0; }
 table { border-collapse: collapse; font-size: .87rem; font-variant-numeric: tabular-nums; }
-th, td { padding: .25rem .7rem .25rem 0; text-align: left; border-bottom: 1px solid var(--line); white-space: nowrap; }
+th, td { padding: .25rem 1.1rem .25rem 0; text-align: left; border-bottom: 1px solid var(--line); white-space: nowrap; }
 caption { padding-bottom: .3rem; }
 details summary { cursor: pointer; color: var(--soft); font-size: .9rem; }
 """
@@ -78,9 +78,10 @@ def found(folder: Path) -> dict[str, Mapping[str, Any]]:
 
 
 def headlines(folder: Path, names: tuple[str, ...]) -> list[str]:
-    """Return the first finding of each of some experiments."""
+    """Return the title and the first finding of each of some experiments."""
     results = found(folder)
-    return [SECTIONS[name](results[name]).found[0] for name in names if name in results]
+    sections = (SECTIONS[name](results[name]) for name in names if name in results)
+    return [f"{section.title}. {section.found[0]}" for section in sections]
 
 
 def page(folder: Path) -> str:

@@ -1,0 +1,99 @@
+"""The report: whole by itself, and its numbers those of the results."""
+
+import html.parser
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from unitvar.paper.factors import Factors
+from unitvar.paper.findings import SECTIONS
+from unitvar.paper.report import Report, headlines
+from unitvar.paper.table1 import Table1
+
+VOID = {"meta", "link", "img"}
+RESULTS = Path(__file__).parents[2] / "results"
+
+
+class Page(html.parser.HTMLParser):
+    """Reads a page, checks that its elements nest, and notes what it loads and links."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.loads: list[str] = []
+        self.links: list[str] = []
+        self.ids: list[str] = []
+        self.words = ""
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag not in VOID:
+            self.open.append(tag)
+        for name, value in attrs:
+            if name == "id":
+                self.ids.append(value or "")
+            if (tag, name) in (("img", "src"), ("script", "src"), ("link", "href")):
+                self.loads.append(value or "")
+            elif name == "href":
+                self.links.append(value or "")
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.words += data
+
+
+def written(folder: Path) -> Page:
+    Report(folder).run(Console(quiet=True))
+    return Page((folder / "index.html").read_text(encoding="utf-8"))
+
+
+def test_our_own_results_make_a_whole_page_that_loads_nothing(tmp_path: Path) -> None:
+    for path in (*RESULTS.glob("*.json"), *RESULTS.glob("*.png")):
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    page = written(tmp_path)
+    assert page.open == []
+    assert all(load.startswith("data:") for load in page.loads)
+    assert {link[1:] for link in page.links if link.startswith("#")} <= set(page.ids)
+    assert all((tmp_path / link).exists() for link in page.links if not link.startswith("#"))
+    assert "nan" not in page.words.lower().split()
+    there = {path.stem for path in tmp_path.glob("*.json")} & set(SECTIONS)
+    assert there - {"mnist_small"} <= set(page.ids)
+    assert "errata" in page.ids
+
+
+def test_numbers_are_read_from_the_results(tmp_path: Path) -> None:
+    Table1(tmp_path).run(Console(quiet=True))
+    path = tmp_path / "table1.json"
+    saved: dict[str, Any] = json.loads(path.read_text())
+    next(row for row in saved["rows"] if row["name"] == "tanh")["slope"] = 0.123456
+    path.write_text(json.dumps(saved))
+    page = written(tmp_path)
+    assert "tanh's is 0.1235" in page.words
+    assert "Not run: forward" in page.words
+    assert headlines(tmp_path, ("table1", "forward"))[0].startswith("Table 1: adjustment factors. E f² is right")
+
+
+def test_what_ran_is_said_and_a_missing_picture_too(tmp_path: Path) -> None:
+    Factors(out=tmp_path, seeds=1, examples=50).run(Console(quiet=True))
+    (tmp_path / "factors.png").unlink()
+    page = written(tmp_path)
+    environment = json.loads((tmp_path / "factors.json").read_text())["environment"]
+    for word in ("digits, 50 images, 1 draws", f"torch {environment['torch']}", environment["processor"]):
+        assert word in page.words
+    assert "factors.png is missing" in page.words
+
+
+@pytest.mark.parametrize("text", ["<b>", "a & b", '"quoted"'])
+def test_words_are_escaped(tmp_path: Path, text: str) -> None:
+    Table1(tmp_path).run(Console(quiet=True))
+    path = tmp_path / "table1.json"
+    saved = json.loads(path.read_text())
+    saved["rows"][0]["erratum"] = text
+    path.write_text(json.dumps(saved))
+    assert text in written(tmp_path).words
