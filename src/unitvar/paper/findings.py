@@ -197,7 +197,7 @@ def digits(p: Payload) -> Section:
         f"First layer's factor 0.5 instead of 1: the error changes by {difference('paper-half', False)} % points. "
         f"“Miniscule” {_judge(claims['paper-half', False])}.",
         f"He's against the paper's weights: {difference('he', False)} % points without BatchNorm, "
-        f"{difference('he', True)} with it: a norm removes most of what the initialisation matters.",
+        f"{difference('he', True)} with it. {_removed(claims['he', False], claims['he', True])}",
     ]
     arms = tuple(
         (
@@ -305,6 +305,16 @@ def _percent(value: Mapping[str, float]) -> str:
 def _judge(row: Mapping[str, Any]) -> str:
     seen = Estimate(**row["error minus paper"]).excludes_zero
     return "it is not, here" if seen else "it may be: the interval holds zero"
+
+
+def _removed(plain: Mapping[str, Any], normed: Mapping[str, Any]) -> str:
+    """Say what of a difference between initialisations is left under BatchNorm."""
+    before, after = (Estimate(**row["error minus paper"]) for row in (plain, normed))
+    if not before.excludes_zero:
+        return "Without a norm the difference cannot be told from none, so this says nothing of the norm."
+    share = abs(after.mean / before.mean)
+    kept = "can" if after.excludes_zero else "cannot"
+    return f"With a norm {100 * share:.0f} % of the difference is left, which {kept} be told from none."
 
 
 def _panels(rows: Sequence[Mapping[str, Any]]) -> Iterator[list[Mapping[str, Any]]]:
