@@ -71,6 +71,12 @@ def test_the_best_point_is_kept_for_the_test(monkeypatch: pytest.MonkeyPatch) ->
     assert found["test"]["end"]["log_loss"] == validation[-1]
 
 
+def test_half_the_bits_train_nearly_alike() -> None:
+    whole, half = (mlp.run_trial(replace(SMALL, precision=precision)) for precision in ("float32", "bfloat16"))
+    assert half["curve"]["training"] != whole["curve"]["training"]
+    assert half["curve"]["training"] == pytest.approx(whole["curve"]["training"], rel=0.05)
+
+
 def test_divergence_is_a_result() -> None:
     found = mlp.run_trial(replace(SMALL, rate=1e30))
     assert found["diverged"] == pytest.approx(5 / 13)

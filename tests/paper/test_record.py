@@ -15,6 +15,19 @@ def test_saves_numbers_with_their_environment(tmp_path: Path) -> None:
     assert {"python", "torch", "commit", "cores", "threads"} <= saved["environment"].keys()
 
 
+def test_what_is_saved_is_json_with_a_curve_on_one_line(tmp_path: Path) -> None:
+    payload = {
+        "ä": {"curve": [0.5, None, 1e-9], "nested": [{"a": 1}, []], 5: ()},
+        "empty": {},
+        "flag": True,
+        "environment": {"x": "y"},
+    }
+    path = record.save(tmp_path / "a.json", payload)
+    text = path.read_text(encoding="utf-8")
+    assert json.loads(text) == json.loads(json.dumps(payload))
+    assert '    "curve": [0.5, null, 1e-09],\n' in text
+
+
 def test_a_failure_leaves_the_old_file_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = record.save(tmp_path / "a.json", {"x": 1})
     before = path.read_bytes()

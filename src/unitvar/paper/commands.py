@@ -65,7 +65,7 @@ class Reproduce:
             Forward(self.out, 1, ("gelu",)) if self.quick else Forward(self.out, 2),
             Backward(self.out, 1, ("gelu",)) if self.quick else Backward(self.out, 2),
             Factors(out=self.out, seeds=few),
-            Digits(seeds=few, epochs=1 if self.quick else 60, **shared),  # type: ignore[arg-type]
+            Digits(seeds=few, epochs=1 if self.quick else 40, **shared),  # type: ignore[arg-type]
             Reestimation(seeds=few, epochs=2 if self.quick else 40, **shared),  # type: ignore[arg-type]
             Cost(self.out, rounds=5 if self.quick else 25),
             Report(self.out),

@@ -37,20 +37,20 @@ TARGET = 0.2  # validation log loss
 Stage = tuple[str, list[Trial]]
 
 
-def stages(scale: str, seeds: int, done: Callable[[list[Trial]], list[dict[str, Any]]]) -> Iterator[Stage]:
+def stages(base: Trial, scale: str, seeds: int, done: Callable[[list[Trial]], list[dict[str, Any]]]) -> Iterator[Stage]:
     """Give the trials in stages, the most telling first; later ones build on the records of earlier ones."""
     inits = RELEASED + CORRECTED
     if scale == "small":
-        short = replace(BASE, epochs=3)
+        short = replace(base, epochs=3)
         yield "ReLU", grid(short, activations=("relu",), keeps=(0.5, 0.3), inits=inits, rates=RATES[:1])
         return
-    yield "the paper's grid", grid(BASE, activations=ACTIVATIONS, keeps=KEEPS, inits=RELEASED, rates=RATES)
-    yield "corrected rules", grid(BASE, activations=ACTIVATIONS, keeps=KEEPS, inits=CORRECTED, rates=RATES)
-    once = done(grid(BASE, activations=("relu", "tanh"), keeps=KEEPS, inits=inits, rates=RATES))
+    yield "the paper's grid", grid(base, activations=ACTIVATIONS, keeps=KEEPS, inits=RELEASED, rates=RATES)
+    yield "corrected rules", grid(base, activations=ACTIVATIONS, keeps=KEEPS, inits=CORRECTED, rates=RATES)
+    once = done(grid(base, activations=("relu", "tanh"), keeps=KEEPS, inits=inits, rates=RATES))
     yield "more seeds", repeats(once, range(1, seeds))
-    standardised = replace(BASE, inputs="standardised")
+    standardised = replace(base, inputs="standardised")
     yield "standardised inputs", grid(standardised, activations=("relu",), keeps=KEEPS, inits=inits, rates=RATES)
-    halves = [replace(BASE, init="paper-half", keep=keep) for keep in KEEPS]
+    halves = [replace(base, init="paper-half", keep=keep) for keep in KEEPS]
     yield "the first layer's factor", halves
 
 
@@ -76,6 +76,15 @@ class Mnist:
     ray: str | None = None
     """Address of a Ray cluster to run the trials on, such as "auto"."""
 
+    device: str = "cpu"
+    """Where to train: cpu, cuda, …"""
+
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """bfloat16: matrix products in half the bits, by autocast; these are other trials."""
+
+    compiled: bool = False
+    """Compile the network first, which pays on large GPUs only."""
+
     train: bool = True
     """Train what has not been trained yet; otherwise summarise what is there."""
 
@@ -83,24 +92,29 @@ class Mnist:
         """Train, print, draw and save."""
         if self.train:
             ensure("mnist", self.data_dir, console)
-        folder = self.out / self._name
-        for label, trials in stages(self.scale, self.seeds, lambda trials: finished(trials, folder)):
-            if self.train:
-                trial = functools.partial(run_trial, data_dir=self.data_dir)
-                options = {"label": f"MNIST, {label}", "workers": self.workers, "ray": self.ray}
-                sweep(trial, trials, folder, console, **options)  # type: ignore[arg-type]
-        self._conclude(console, folder)
+            options = {"data_dir": self.data_dir, "device": self.device, "compiled": self.compiled}
+            trial = functools.partial(run_trial, **options)  # type: ignore[arg-type]
+            for label, trials in self._stages():
+                label = f"MNIST, {label}"
+                sweep(trial, trials, self._folder, console, label=label, workers=self.workers, ray=self.ray)
+        self._conclude(console)
+
+    def _stages(self) -> Iterator[Stage]:
+        base = replace(BASE, precision=self.precision)
+        return stages(base, self.scale, self.seeds, lambda trials: finished(trials, self._folder))
+
+    @property
+    def _folder(self) -> Path:
+        return self.out / self._name
 
     @property
     def _name(self) -> str:
         return "mnist" if self.scale == "paper" else "mnist_small"
 
-    def _conclude(self, console: Console, folder: Path) -> None:
+    def _conclude(self, console: Console) -> None:
         """Summarise the trials that are done, a part of the plan or all."""
-        planned = [
-            t for _, trials in stages(self.scale, self.seeds, lambda trials: finished(trials, folder)) for t in trials
-        ]
-        records = finished(planned, folder)
+        planned = [trial for _, trials in self._stages() for trial in trials]
+        records = finished(planned, self._folder)
         rows = comparison.summarise(records, TARGET)
         raw = [row for row in rows if row["inputs"] == "raw"]
         console.print(comparison.table(raw, f"MNIST, raw pixels, {len(records)} of {len(planned)} trials"))

@@ -33,7 +33,18 @@ def environment() -> dict[str, object]:
 def save(path: Path, payload: Mapping[str, object]) -> Path:
     """Write payload and the environment, unless it brings one, as JSON, atomically; return the path."""
     whole = {**payload, "environment": payload.get("environment") or environment()}
-    return write(path, json.dumps(whole, indent=2, ensure_ascii=False) + "\n")
+    return write(path, _pretty(whole) + "\n")
+
+
+def _pretty(value: object, indent: str = "") -> str:
+    """Write JSON with a line for each entry, but a curve on one line: it is read as a whole."""
+    deeper = indent + "  "
+    if isinstance(value, Mapping) and value:
+        entries = (f"{json.dumps(str(key), ensure_ascii=False)}: {_pretty(v, deeper)}" for key, v in value.items())
+        return "{\n" + deeper + f",\n{deeper}".join(entries) + f"\n{indent}}}"
+    if isinstance(value, (list, tuple)) and any(isinstance(v, (Mapping, list, tuple)) for v in value):
+        return "[\n" + deeper + f",\n{deeper}".join(_pretty(v, deeper) for v in value) + f"\n{indent}]"
+    return json.dumps(value, ensure_ascii=False)
 
 
 def write(path: Path, text: str) -> Path:
