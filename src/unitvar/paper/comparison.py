@@ -34,10 +34,10 @@ def grid(
     inits: Iterable[str],
     rates: Iterable[float],
 ) -> list[Trial]:
-    """Return every combination, one panel of the figure after the other."""
+    """Return every combination, one panel of the figure after the other, and in it one rate after the other."""
     return [
         replace(base, activation=activation, keep=keep, init=init, rate=rate)
-        for activation, keep, init, rate in itertools.product(activations, keeps, inits, rates)
+        for activation, keep, rate, init in itertools.product(activations, keeps, rates, inits)
     ]
 
 
