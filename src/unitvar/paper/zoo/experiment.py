@@ -155,12 +155,10 @@ class Zoo:
 
 def _table(rows: list[Row]) -> Table:
     table = Table(title=f"Weight layers whose E z² is within {NEAR:g} × of the predicted", title_justify="left")
-    for heading in ("family", "parameters", "traced", "weights", "left alone", "near", "worst"):
-        table.add_column(heading, overflow="fold")
+    for heading in ("family", "parameters", "weights", "left alone", "near", "worst"):
+        table.add_column(heading, overflow="fold", justify="left" if heading in ("family", "left alone") else "right")
     for r in rows:
-        alone = ", ".join(f"{count} {reason}" for reason, count in r.alone.items()) or "none"
-        near = f"{r.near} of {r.measured}"
-        table.add_row(
-            r.family, f"{r.parameters / 1e6:.1f} M", r.traced, str(r.found), alone, near, f"{r.worst:.2f} at {r.where}"
-        )
+        alone = ", ".join(f"{count} {reason}" for reason, count in r.alone.items())
+        size = f"{r.parameters / 1e6:.1f} M"
+        table.add_row(r.family, size, str(r.found), alone, f"{r.near} of {r.measured}", f"{r.worst:.2f}")
     return table
