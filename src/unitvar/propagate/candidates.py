@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from unitvar.propagate.state import State
 from unitvar.propagate.uses import Use, use_of
 from unitvar.rules import Moments, Rule
-from unitvar.rules.recurrent import FLAVOURS, SHARE, Call, Stack, alike, projection, solved
+from unitvar.rules.recurrence import FLAVOURS, LONGEST, SHARE, Stack, solved
+from unitvar.rules.recurrent import Call, alike, projection
 from unitvar.trace import Node, Value
 
 __all__ = ["Candidate", "candidates", "recurrent"]
 
 _CELLS = tuple(f"aten.{flavour}_cell" for flavour in FLAVOURS)
-_LONG = 64  # steps of a loop over cells, whose end a cell does not see
 _LAYERS = tuple(f"aten.{flavour}" for flavour in FLAVOURS)
 
 
@@ -64,7 +64,7 @@ def candidates(node: Node, rule: Rule, state: Callable[[Value], State]) -> Itera
 def _cell(node: Node, state: Callable[[Value], State]) -> Iterator[Candidate]:
     flavour = node.name.removeprefix("aten.").removesuffix("_cell")
     x = state(node.args[0])
-    (made,) = solved(Stack(flavour, _LONG, alike(x.moments)), 1)
+    (made,) = solved(Stack(flavour, LONGEST, alike(x.moments)), 1)  # a cell does not see how long its loop is
     for position, reaching in ((2, x), (3, _hidden(flavour, Moments(made.mean, made.second)))):
         use = use_of(node, position, node.args[position])
         if use is not None:

@@ -21,32 +21,35 @@ def weigh(walk: Walk, node: Node, rule: Rule) -> None:
     if not parameters:  # a product of two signals
         apply(walk, node, rule)
         return
+    found = list(candidates(node, rule, walk.state))
     replaced: dict[int, Moments] = {}
     chosen: list[str] = []
-    reaching: State | None = None
-    found = list(candidates(node, rule, walk.state))
+    trial: tuple[Moments, ...] = ()
     for candidate in found:
-        use = candidate.use
         weighing, trial = _tried(walk, node, rule, candidate, parameters)
-        square = walk.solve(weighing)
-        reaching = candidate.x if reaching is None else reaching
-        if square is None:
-            replaced[id(use.operand)] = walk.actual(use.operand)
-            walk.out.seen.setdefault(use.parameter.name, []).append(node.name)
-        else:
-            replaced[id(use.operand)] = Moments(0.0, square * use.part / use.fan_in, use.operand.shape)
-            chosen.append(use.parameter.name)
+        replaced[id(candidate.use.operand)] = _asked(walk, weighing, chosen)
     for value in parameters:
         if id(value) not in replaced:
             replaced[id(value)] = _other(walk, node, value, chosen)
-    others = (m for i, m in replaced.items() if i != id(found[0].use.operand)) if found else ()
-    if len(found) == len(chosen) == 1 and trial and not any(m.second for m in others):
+    if len(found) == len(chosen) == 1 and trial and sum(m.second > 0 for m in replaced.values()) == 1:
         # The trial, but for the scale: no need to apply the rule again.
+        use = found[0].use
         norm = math.sqrt(replaced[id(use.operand)].second * use.fan_in)
         results = tuple(m.scaled(norm) for m in trial)
     else:
         results = forward(walk, node, rule, replaced)
-    _finish(walk, node, rule, results, reaching if reaching is not None else walk.signal(node), chosen)
+    _finish(walk, node, rule, results, found[0].x if found else walk.signal(node), chosen)
+
+
+def _asked(walk: Walk, weighing: Weighing, chosen: list[str]) -> Moments:
+    """Ask the solver, and give the moments that the weight then has; note whose scale was chosen."""
+    use = weighing.use
+    square = walk.solve(weighing)
+    if square is None:
+        walk.out.seen.setdefault(use.parameter.name, []).append(weighing.node.name)
+        return walk.actual(use.operand)
+    chosen.append(use.parameter.name)
+    return Moments(0.0, square * use.part / use.fan_in, use.operand.shape)
 
 
 def _tried(

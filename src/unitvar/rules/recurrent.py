@@ -1,189 +1,17 @@
-"""LSTM, GRU and plain recurrences: the moments of their states, from zero on."""
+"""LSTM, GRU and plain recurrences, as layers and as cells."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any, NamedTuple
-
-import torch
-from torch import Tensor
+from typing import Any
 
 from unitvar.rules.moments import Moments
+from unitvar.rules.recurrence import FLAVOURS, LONGEST, Layer, Stack, simulated
 from unitvar.rules.registry import builtin
 
-__all__ = ["FLAVOURS", "SHARE", "Call", "Recurrence", "Stack", "alike", "projection", "solved"]
-
-FLAVOURS = ("lstm", "gru", "rnn_tanh", "rnn_relu")
-_GATES = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
-_WIDTH, _BATCH, _LONGEST, _ROUNDS = 128, 32, 64, 5
-SHARE = 0.5  # of a gate's variance, which input and state make in equal parts
-
-
-@dataclass(frozen=True, slots=True)
-class Recurrence:
-    """Moments of a state h, and of an LSTM's cell c.
-
-    Attributes:
-        mean: E h over all steps.
-        second: E h² over all steps.
-        pair: E h_s h_t of two steps.
-        states: E h² at each step.
-        cells: E c² at each step; of h, where there is no cell.
-    """
-
-    mean: float
-    second: float
-    pair: float
-    states: tuple[float, ...]
-    cells: tuple[float, ...]
-
-    def next(self, second: float) -> tuple[float, float]:
-        """Return E h² and E c² one step after a state of this second moment."""
-        at = min(range(len(self.states)), key=lambda t: abs((0.0, *self.states)[t] - second))
-        return self.states[at], self.cells[at]
-
-
-class Layer(NamedTuple):
-    """What makes the gates of a layer: squared row norms of its weights for input and state, and E b² of its bias.
-
-    Of the first layer, ``input`` is the variance of what the input gives to a gate.
-    """
-
-    input: float
-    state: float
-    bias: float = 0.0
-
-
-class Stack(NamedTuple):
-    """Layers of a kind, one on the other.
-
-    Attributes:
-        flavour: one of FLAVOURS.
-        steps: how many.
-        shared: the correlation of what the input gives to a gate at two steps.
-        directions: 1 or 2.
-        keep: the keep rate between layers.
-    """
-
-    flavour: str
-    steps: int
-    shared: float
-    directions: int = 1
-    keep: float = 1.0
-
-    @property
-    def rounded(self) -> Stack:
-        """Give one of the few that are worth a simulation of their own."""
-        return self._replace(steps=max(1, min(self.steps, _LONGEST)), shared=round(self.shared, 2))
-
-
-def solved(stack: Stack, count: int) -> tuple[Recurrence, ...]:
-    """Simulate layers whose gates get half of their unit variance from the input and half from the state."""
-    return _solved(stack.rounded, count)
-
-
-def simulated(stack: Stack, layers: Sequence[Layer]) -> Recurrence:
-    """Run layers from zero, as they start, and describe the last of them.
-
-    A state is correlated with its past, through gates and weights alike, which no closed form follows: so small layers
-    are run on Gaussian inputs.
-    """
-    return _simulated(stack.rounded, tuple(Layer(*(float(f"{number:.3g}") for number in layer)) for layer in layers))
-
-
-@lru_cache(maxsize=256)
-def _solved(stack: Stack, count: int) -> tuple[Recurrence, ...]:
-    simulation = _Simulation(stack)
-    found = []
-    for _ in range(count):
-        second = 0.1
-        for _ in range(_ROUNDS):
-            h, c = simulation.layer(Layer(SHARE / simulation.second, SHARE / second))
-            second = max(1e-6, float(h.square().mean()))
-        simulation.feed(h)
-        found.append(_described(stack, h, c))
-    return tuple(found)
-
-
-@lru_cache(maxsize=1024)
-def _simulated(stack: Stack, layers: tuple[Layer, ...]) -> Recurrence:
-    simulation = _Simulation(stack)
-    for layer in layers:
-        h, c = simulation.layer(layer)
-        simulation.feed(h)
-    return _described(stack, h, c)
-
-
-class _Simulation:
-    """A small stack of layers, run one at a time."""
-
-    def __init__(self, stack: Stack) -> None:
-        self.stack = stack
-        self.gates = _GATES[stack.flavour] * _WIDTH
-        self.generator = torch.Generator().manual_seed(0)
-        always, fresh = self._normal(_BATCH, self.gates), self._normal(stack.steps, _BATCH, self.gates)
-        self.inputs = fresh * math.sqrt(1 - stack.shared) + always * math.sqrt(stack.shared)
-        self.depth, self.second = 0, 1.0
-
-    def layer(self, layer: Layer) -> tuple[Tensor, Tensor]:
-        """Run a layer in each of its directions; leave the random state, so that another try gets the same numbers."""
-        before = self.generator.get_state()
-        states, cells = [], []
-        for direction in range(self.stack.directions):
-            x = self.inputs
-            if self.depth:
-                x = x @ self._normal(x.shape[-1], self.gates) / math.sqrt(x.shape[-1])
-            x = x * math.sqrt(layer.input) + self._normal(self.gates) * math.sqrt(layer.bias)
-            weight = self._normal(_WIDTH, self.gates) * math.sqrt(layer.state / _WIDTH)
-            h, c = _unrolled(self.stack.flavour, x.flip(0) if direction else x, weight)
-            states.append(h.flip(0) if direction else h)
-            cells.append(c.flip(0) if direction else c)
-        self.generator.set_state(before)
-        return torch.cat(states, 2), torch.cat(cells, 2)
-
-    def feed(self, h: Tensor) -> None:
-        """Make the states of a layer the input of the next."""
-        self.depth += 1
-        self.generator.manual_seed(self.depth)  # other numbers for another layer
-        mask = torch.rand(h.shape, generator=self.generator) < self.stack.keep
-        self.inputs = h * mask / self.stack.keep
-        self.second = max(1e-6, float(self.inputs.square().mean()))
-
-    def _normal(self, *shape: int) -> Tensor:
-        return torch.randn(shape, generator=self.generator)
-
-
-def _described(stack: Stack, h: Tensor, c: Tensor) -> Recurrence:
-    steps = stack.steps
-    second = float(h.square().mean())
-    mean = float(h.mean()) if stack.flavour == "rnn_relu" else 0.0  # the others are odd in their inputs
-    total = float(h.mean(0).square().mean())
-    pair = (total * steps - second) / (steps - 1) if steps > 1 else mean**2
-    each, cells = (t[:, :, :_WIDTH].square().mean((1, 2)).tolist() for t in (h, c))
-    return Recurrence(mean, second, pair, tuple(each), tuple(cells))
-
-
-def _unrolled(flavour: str, inputs: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    h = c = torch.zeros(_BATCH, _WIDTH)
-    states, cells = [], []
-    for x in inputs:
-        if flavour == "gru":
-            z, r, n = x.chunk(3, 1)
-            uz, ur, un = (h @ weight).chunk(3, 1)
-            z = torch.sigmoid(z + uz)
-            h = c = (1 - z) * torch.tanh(n + torch.sigmoid(r + ur) * un) + z * h
-        elif flavour == "lstm":
-            i, f, g, o = (x + h @ weight).chunk(4, 1)
-            c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
-            h = torch.sigmoid(o) * torch.tanh(c)
-        else:
-            h = c = torch.tanh(x + h @ weight) if flavour == "rnn_tanh" else torch.relu(x + h @ weight)
-        states.append(h)
-        cells.append(c)
-    return torch.stack(states), torch.stack(cells)
+__all__ = ["Call", "alike", "projection"]
 
 
 def alike(x: Moments) -> float:
@@ -271,7 +99,7 @@ def _cells(flavour: str) -> Callable[..., Any]:
     def run(x: Moments, hidden: Any, *group: Any) -> Any:
         given = [g for g in group if g is not None]
         before = hidden[0] if isinstance(hidden, (tuple, list)) else hidden
-        made = simulated(Stack(flavour, _LONGEST, alike(x)), [_layer(given, x.second)])
+        made = simulated(Stack(flavour, LONGEST, alike(x)), [_layer(given, x.second)])
         second, cell = made.next(before.second)
         shape = (*x.shape[:-1], group[1].shape[-1])
         h = Moments(min(made.mean, math.sqrt(second)), second, shape)

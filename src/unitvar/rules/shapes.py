@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from functools import lru_cache
+from collections.abc import Sequence
 from typing import Any
-
-import torch
-import torch.nn.functional as F
 
 from unitvar.rules.moments import Moments
 from unitvar.rules.registry import builtin
@@ -120,63 +116,3 @@ def stack(tensors: Sequence[Moments], dim: int = 0) -> Moments:
 def merge(x: Moments, written: Sequence[Moments], shares: Sequence[float]) -> Moments:
     """Read a tensor after parts of it were written through other views."""
     return _mixture([x, *written], [1 - sum(shares), *shares], x.shape).like(features=x.features)
-
-
-_SMOOTH = {
-    "linear": ("upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d", "_upsample_bilinear2d_aa"),
-    "cubic": ("upsample_bicubic2d", "_upsample_bicubic2d_aa"),
-}
-_LONG = 256  # a side up to which the weights of an interpolation are all looked at
-
-
-def _resized(x: Moments, size: Any, factors: Any = None) -> tuple[int, ...]:
-    """Return the sides after interpolation, from what was asked for: sizes, or factors."""
-    if size is not None:
-        return tuple(size)
-    return tuple(math.floor(n * f) for n, f in zip(x.shape[2:], factors, strict=True))
-
-
-@builtin(
-    "upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d", "_upsample_nearest_exact1d",
-    "_upsample_nearest_exact2d", "_upsample_nearest_exact3d",
-    word="interpolate",
-    backward=lambda x, size, *rest: math.prod(_resized(x, size, *rest[:1])) / math.prod(x.shape[2:]),
-)  # fmt: skip
-def nearest(x: Moments, size: Any = None, *_: Any) -> Moments:
-    return x.like(profile=None)
-
-
-@lru_cache(maxsize=1024)
-def _squares(before: int, after: int, kind: str, corners: bool, antialias: bool) -> float:
-    """Return the mean over outputs of the sum of squared weights, along one side."""
-    if before > _LONG:
-        before, after = _LONG, max(1, round(after * _LONG / before))
-    units = torch.eye(before).repeat_interleave(2, 1).view(1, before, before, 2)  # two columns: torch trips over one
-    weights = F.interpolate(units, (after, 2), mode=f"bi{kind}", align_corners=corners, antialias=antialias)
-    return float(weights.double().square().sum(1).mean())
-
-
-def _smooth(kind: str, antialias: bool) -> tuple[Callable[..., Moments], Callable[..., float]]:
-    def shares(x: Moments, size: Any, corners: bool, *rest: Any) -> tuple[float, float]:
-        """Return the sum of squared weights of an output, and how many outputs there are for an input."""
-        sides = _resized(x, size, *rest[:1])
-        pairs = list(zip(x.shape[2:], sides, strict=True))
-        with torch.inference_mode(False):
-            own = math.prod(_squares(a, b, kind, bool(corners), antialias) for a, b in pairs)
-        return own, math.prod(b / a for a, b in pairs)
-
-    def forward(x: Moments, size: Any, corners: bool, *rest: Any) -> Moments:
-        # The weights sum to one: what positions share stays, the rest shrinks by their squares.
-        own, _ = shares(x, size, corners, *rest)
-        return x.like(second=x.pair + (x.second - x.pair) * own, profile=None)
-
-    def backward(x: Moments, size: Any, corners: bool, *rest: Any) -> float:
-        return math.prod(shares(x, size, corners, *rest))
-
-    return forward, backward
-
-
-for _kind, _names in _SMOOTH.items():
-    for _name in _names:
-        _forward, _backward = _smooth(_kind, _name.endswith("_aa"))
-        builtin(_name, word="interpolate", backward=_backward)(_forward)

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from unitvar.rules.moments import Moments
-from unitvar.rules.pool import Windows, tallied, windows
 from unitvar.rules.registry import builtin
+from unitvar.rules.windows import Windows, tallied, windows
 
 __all__: list[str] = []
 
