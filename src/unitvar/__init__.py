@@ -12,6 +12,7 @@ from unitvar.activations import ActivationMoments, activation_moments
 if TYPE_CHECKING:
     from unitvar import plot
     from unitvar.batchnorm import BatchNormReport, reestimate_bn_, reestimated_bn
+    from unitvar.flow import History, VarianceReport, measure, watch
     from unitvar.initialize import LayerPlan, Plan, initialize_, plan
     from unitvar.rules import Moments, rule
     from unitvar.stochastic import dropout_off
@@ -19,18 +20,22 @@ if TYPE_CHECKING:
 __all__ = [
     "ActivationMoments",
     "BatchNormReport",
+    "History",
     "LayerPlan",
     "Moments",
     "Plan",
+    "VarianceReport",
     "activation_moments",
     "dropout_off",
     "init",
     "initialize_",
+    "measure",
     "plan",
     "plot",
     "reestimate_bn_",
     "reestimated_bn",
     "rule",
+    "watch",
 ]
 
 __version__ = "0.1.0"
@@ -38,16 +43,20 @@ __version__ = "0.1.0"
 # Where a name lives that is imported on first use, so that `import unitvar` stays cheap.
 _LATER = {
     "BatchNormReport": "unitvar.batchnorm",
+    "History": "unitvar.flow",
     "LayerPlan": "unitvar.initialize",
     "Moments": "unitvar.rules",
     "Plan": "unitvar.initialize",
+    "VarianceReport": "unitvar.flow",
     "dropout_off": "unitvar.stochastic",
     "initialize_": "unitvar.initialize",
+    "measure": "unitvar.flow",
     "plan": "unitvar.initialize",
     "plot": "unitvar",
     "reestimate_bn_": "unitvar.batchnorm",
     "reestimated_bn": "unitvar.batchnorm",
     "rule": "unitvar.rules",
+    "watch": "unitvar.flow",
 }
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from torch import Tensor, nn
 
-__all__ = ["by_depth", "ratio_by_layer"]
+__all__ = ["by_depth", "distributions", "flow", "over_steps", "ratio_by_layer"]
 
 # Okabe and Ito's colours, which colour-blind readers can tell apart; the line styles serve print.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -74,6 +75,153 @@ def ratio_by_layer(
     ax.spines[["top", "right"]].set_visible(False)
     ax.legend(frameon=False, fontsize="small")
     return ax
+
+
+def flow(rows: Sequence[Mapping[str, Any]], *, ax: Axes | None = None, legend: bool = True) -> Axes:
+    """Draw variance against depth on a logarithmic axis: measured as points, predicted as lines.
+
+    Args:
+        rows: of a :class:`unitvar.VarianceReport`, one a layer.
+        ax: where to draw; default: new axes.
+        legend: whether to name what is drawn.
+
+    Returns:
+        The axes.
+    """
+    ax = _axes(ax)
+    from matplotlib.ticker import MaxNLocator
+
+    layers = range(1, len(rows) + 1)
+    kinds = (("variance", "signal E z²", "o", "-"), ("gradient", "gradient E g²", "^", "--"))
+    for colour, (what, label, marker, style) in zip(_COLOURS, kinds, strict=False):
+        predicted = [_or_nan(row[f"predicted_{what}"]) for row in rows]
+        measured = [_or_nan(row[what]) for row in rows]
+        ax.plot(layers, predicted, color=colour, linestyle=style, linewidth=1.2, label=f"{label}, predicted")
+        ax.plot(layers, measured, color=colour, linestyle="", marker=marker, markersize=4, label="measured",
+                markerfacecolor="white" if what == "gradient" else colour)  # fmt: skip
+    ax.axhline(1.0, color="0.7", linewidth=0.8, zorder=0)
+    ax.set(yscale="log", xlabel="weight, in execution order", ylabel="mean square")
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+    ax.spines[["top", "right"]].set_visible(False)
+    if legend:
+        ax.legend(frameon=False, fontsize="small")
+    return ax
+
+
+def over_steps(rows: Sequence[Mapping[str, Any]], what: str, *, ax: Axes | None = None) -> Axes:
+    """Draw a quantity over training steps on a logarithmic axis, one line a layer, from dark (first) to light (last).
+
+    Args:
+        rows: of a :class:`unitvar.History`, one a layer and observed step.
+        what: ``"weight_gradient_norm"``, ``"gradient"`` or ``"variance"``.
+        ax: where to draw; default: new axes.
+
+    Returns:
+        The axes.
+    """
+    names = {"weight_gradient_norm": "norm of the weight's gradient", "gradient": "E g²", "variance": "E z²"}
+    if what not in names:
+        raise ValueError(f"what={what!r} is not one of {', '.join(map(repr, names))}.")
+    ax = _axes(ax)
+    from matplotlib import colormaps
+
+    lines: dict[str, list[tuple[int, float]]] = {}
+    for row in rows:
+        label = str(row["name"]) if row["use"] == 1 else f"{row['name']} #{row['use']}"
+        lines.setdefault(label, []).append((row["step"], _or_nan(row[what])))
+    # Dark to light reads in grey, too, and viridis' yellow end is too light for paper.
+    shades = colormaps["viridis"]
+    told = _spread(list(lines), 8)
+    for i, (label, points) in enumerate(lines.items()):
+        colour = shades(0.85 * i / max(1, len(lines) - 1))
+        steps, values = zip(*points, strict=True)
+        ax.plot(steps, values, color=colour, linestyle=_STYLES[i % len(_STYLES)], linewidth=1.2,
+                label=label if label in told else "_", marker="." if len(points) < 3 else "")  # fmt: skip
+    ax.set(yscale="log", xlabel="step", ylabel=names[what])
+    ax.spines[["top", "right"]].set_visible(False)
+    ax.legend(frameon=False, fontsize="small", title="of the layers" if len(told) < len(lines) else None)
+    return ax
+
+
+def distributions(model: nn.Module, batch: Any, layers: Sequence[str] | None = None, *, ax: Axes | None = None) -> Axes:
+    """Draw how inputs and outputs of some weights are distributed: the paper's first figure, for a model of your own.
+
+    One band a layer, the first on top: the density of log10 |value|, so that a shift to the right is growth and one to
+    the left decay. Values that dropout or an activation has set to zero are left out, as in the paper; the grey line
+    is where a standard normal output would be. The model runs once, in train mode, and comes out as it went in.
+
+    Args:
+        model: any module.
+        batch: as in :func:`unitvar.measure`.
+        layers: names of weights; default: up to five, evenly spread over the depth.
+        ax: where to draw; default: new axes.
+
+    Returns:
+        The axes.
+    """
+    import numpy as np
+
+    from unitvar.flow.run import sample
+
+    densities: dict[str, tuple[Any, Any]] = {}
+
+    def see(layer: Any, x: Tensor, z: Tensor) -> None:
+        label = layer.name if layer.use == 1 else f"{layer.name} #{layer.use}"
+        densities[label] = _density(x), _density(z)
+
+    sample(model, batch, see)
+    for name in layers or ():
+        if name not in densities:
+            raise ValueError(f"layers has {name!r}, which is not one of {', '.join(map(repr, densities))}.")
+    chosen = list(layers) if layers else _spread(list(densities), 5)
+    ax = _axes(ax)
+    edges = _edges()
+    middle = (edges[1:] + edges[:-1]) / 2
+    normal = np.log(10) * 2 * 10**middle * np.exp(-(10 ** (2 * middle)) / 2) / np.sqrt(2 * np.pi)
+    for i, name in enumerate(chosen):
+        floor = len(chosen) - 1 - i
+        x, z = densities[name]
+        first = i == 0
+        scale = 0.8 / max(1.5, x.max(), z.max())
+        ax.plot(middle, floor + scale * normal, color="0.6", linewidth=0.8, label="|N(0, 1)|" if first else "_")
+        ax.fill_between(middle, floor, floor + scale * z, color=_COLOURS[0], alpha=0.35, linewidth=0)
+        ax.plot(middle, floor + scale * z, color=_COLOURS[0], linewidth=1.2, label="output z" if first else "_")
+        ax.plot(middle, floor + scale * x, color=_COLOURS[1], linewidth=1.2, linestyle="--",
+                label="input x, zeros left out" if first else "_")  # fmt: skip
+    held = [m for x, z in (densities[n] for n in chosen) for d in (x, z) for m in middle[d > 0.02]]
+    ax.set_xlim(min([-3.0, *held]), max([1.0, *held]))
+    ax.set(xlabel="log10 |value|", yticks=range(len(chosen)), yticklabels=chosen[::-1])
+    ax.spines[["top", "right", "left"]].set_visible(False)
+    ax.tick_params(axis="y", length=0)
+    ax.legend(frameon=False, fontsize="small", loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3)
+    return ax
+
+
+def _edges() -> Any:
+    import numpy as np
+
+    return np.linspace(-12, 12, 481)
+
+
+def _density(x: Tensor) -> Any:
+    """Return the density of log10 |x|, zeros left out."""
+    import numpy as np
+
+    values = x.double().abs().flatten()
+    logs = values[values > 0].log10().cpu().numpy()
+    counts, edges = np.histogram(logs, _edges())
+    return counts / max(1, len(logs)) / (edges[1] - edges[0])
+
+
+def _spread(names: list[str], most: int) -> list[str]:
+    """Choose some names, evenly from the first to the last."""
+    if len(names) <= most:
+        return names
+    return [names[round(i * (len(names) - 1) / (most - 1))] for i in range(most)]
+
+
+def _or_nan(x: float | None) -> float:
+    return float("nan") if x is None else x
 
 
 def _axes(ax: Axes | None) -> Axes:

@@ -21,8 +21,8 @@ def inner(model: nn.Module) -> nn.Module:
     while True:
         if isinstance(model, wrappers):
             model = model.module
-        elif isinstance(compiled := model._modules.get("_orig_mod"), nn.Module):
-            model = compiled
+        elif "_orig_mod" in model._modules and isinstance(model._modules["_orig_mod"], nn.Module):
+            model = model._modules["_orig_mod"]
         else:
             return model
 

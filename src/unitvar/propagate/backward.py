@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from unitvar.propagate.alike import Alike
-from unitvar.propagate.given import actual
+from unitvar.propagate.given import actual, arguments, realised
 from unitvar.propagate.grid import Field
 from unitvar.propagate.replay import _called
-from unitvar.propagate.sample import _MOST, _run
+from unitvar.propagate.sample import _MOST
 from unitvar.propagate.state import State
 from unitvar.propagate.walk import Propagation
 from unitvar.rules import Moments, Rule
@@ -208,25 +208,44 @@ class _Reverse:
     def _drawn(self, node: Node, outputs: list[Value]) -> None:
         """Run an op on random numbers with the right moments, and autograd through it."""
         signals = [v for v in node.inputs if _signal(v)]
-        leaves: list[Tensor] = []
         try:
-            if any(_count(v) > _MOST for v in node.inputs):
-                raise ValueError("too large to be run")
-            out = _run(node, self.moments, {}, leaves)
-            outs = [out] if isinstance(out, Tensor) else list(out)
-            chosen = [(o, v) for o, v in zip(outs, node.outputs, strict=False) if any(v is x for x in outputs)]
-            generator = torch.Generator().manual_seed(1)
-            seeds = [
-                torch.randn(o.shape, generator=generator).mul_((self.energy[id(v)] / _count(v)) ** 0.5).to(o.dtype)
-                for o, v in chosen
-                if v is not None
-            ]
-            found = torch.autograd.grad([o for o, _ in chosen], leaves, seeds, allow_unused=True)
+            found = self._autograd(node, outputs)
         except Exception:  # whatever a foreign op raises on inputs that it did not expect
             self.add(signals[0], sum(self.energy[id(o)] for o in outputs))
             return
         for value, gradient in zip(signals, found, strict=True):
             self.add(value, float(gradient.double().square().sum()) if gradient is not None else 0.0)
+
+    def _autograd(self, node: Node, outputs: list[Value]) -> tuple[Tensor | None, ...]:
+        if any(_count(v) > _MOST for v in node.inputs):
+            raise ValueError("too large to be run")
+        generator = torch.Generator().manual_seed(0)
+        leaves: list[Tensor] = []
+
+        def real(arg: Any) -> Any:
+            if isinstance(arg, tuple):
+                return [real(a) for a in arg]
+            if not isinstance(arg, Value):
+                return arg
+            known = None if _signal(arg) else realised(arg)  # masks and weights as they are
+            if known is not None and not known.is_meta:
+                return known.detach().clone()
+            m = self.moments(arg, {})
+            numbers = (torch.randn(arg.shape, generator=generator) * m.std + m.mean).to(arg.dtype)
+            if not _signal(arg):
+                return numbers
+            leaves.append(numbers.requires_grad_())
+            return numbers.clone()
+
+        positional, keywords = arguments(node, [real(a) for a in node.args])
+        out = node.op.func(*positional, **keywords)
+        outs = [out] if isinstance(out, Tensor) else list(out)
+        chosen = [(o, v) for o, v in zip(outs, node.outputs, strict=False) if v is not None and v in outputs]
+        seeds = [
+            torch.randn(o.shape, generator=generator).mul_((self.energy[id(v)] / _count(v)) ** 0.5).to(o.dtype)
+            for o, v in chosen
+        ]
+        return torch.autograd.grad([o for o, _ in chosen], leaves, seeds, allow_unused=True)
 
     def moments(self, arg: Any, replaced: Mapping[int, Moments]) -> Any:
         """Describe an argument as rules want it: weights as they are."""

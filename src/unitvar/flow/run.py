@@ -1,0 +1,250 @@
+"""measure(): real runs with real gradients, after which the model is as it was."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
+
+from unitvar.batchnorm.feed import device_of, inner, moved
+from unitvar.flow.meter import Meter, Sampler
+from unitvar.flow.predict import predict
+from unitvar.flow.report import LayerFlow, NormGap, VarianceReport
+from unitvar.flow.tally import Tally
+from unitvar.stochastic import dropout_off
+from unitvar.trace.record import _flat
+from unitvar.trace.run import _explained, call, check_example, lazy_kept, materialised
+from unitvar.trace.untouched import modules_tracked, untouched, values_kept
+
+__all__ = ["measure", "sample"]
+
+Loss = Callable[[Any], Tensor]
+
+
+def measure(model: nn.Module, batch: Any, *, loss: Loss | None = None, runs: int = 4) -> VarianceReport:
+    r"""Measure what flows through a model, forward and backward, beside what is predicted for its weights.
+
+    The model is run in train mode, dropout on, with autograd. For every use of a weight, in execution order: mean and
+    variance of the pre-activation z, the variance of the gradient g = dL/dz, and the share of units that no gradient
+    reaches. *Variance* is the mean square over all elements, as in the theory: units, positions, examples and runs.
+    Predictions assume weights that are independent of each other and of the data, with the mean and the mean square
+    that they have: they hold at initialisation, and after training they tell how far it has led away from that.
+
+    The model comes out as it went in: parameters, buffers, ``.grad``, flags, hooks and random state.
+
+    Args:
+        model: any module, in any mode; wrapped by DistributedDataParallel or compiled, what is inside is measured, on
+            this process's batch.
+        batch: a tensor; a tuple of positional arguments; a dict of keyword arguments.
+        loss: ``loss(output)``, a scalar. Default: the sum of all floating-point outputs, each element with a random
+            sign, so that E g² is one at the output.
+        runs: how often to run, with other masks and other signs each time.
+
+    Returns:
+        The report; ``print`` it, or ``.plot()`` it.
+
+    Example:
+        >>> net = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Dropout(0.5), nn.Linear(64, 10))
+        >>> report = measure(net, torch.randn(256, 64))
+        >>> [layer.name for layer in report]
+        ['0.weight', '3.weight']
+        >>> round(report["3.weight"].gradient, 6)
+        1.0
+    """
+    _check(loss, runs)
+    check_example(batch)
+    model = inner(model)
+    with _prepared(model, batch) as batch:
+        with _running(model) as path:
+            meter = Meter(model, path, norms=True)
+            outputs: list[Tally] = []
+            for run in range(runs):
+                _run(model, batch, loss, meter, outputs, run)
+            off = _without_noise(model, batch, path)
+        seconds = [tally.second or 0.0 for tally in outputs]
+        try:
+            predicted, why = predict(model, batch, seconds), ""
+        except Exception as error:  # a model that runs, but not under the recorder
+            predicted, why = {}, f"{type(error).__name__}: {error}"
+    layers = [LayerFlow.of(layer, predicted.get(key), runs) for key, layer in meter.layers.items()]
+    assert meter.norms is not None
+    gaps = [NormGap.of(path, use, on, off[path, use], model) for (path, use), on in meter.norms.items()
+            if (path, use) in off]  # fmt: skip
+    return VarianceReport(tuple(layers), tuple(gaps), runs, why)
+
+
+def sample(model: nn.Module, batch: Any, sampler: Sampler) -> None:
+    """Run a model once in train mode, and hand every layer's input and pre-activation to a function.
+
+    Args:
+        model: as in :func:`measure`.
+        batch: as in :func:`measure`.
+        sampler: is called with the layer, what reaches its weight, and its pre-activation; it must not keep them.
+    """
+    check_example(batch)
+    model = inner(model)
+    with _prepared(model, batch) as batch, _running(model) as path, torch.no_grad():
+        meter = Meter(model, path, sampler=sampler)
+        with meter:
+            _call(model, batch)
+        meter.settle()
+
+
+def _check(loss: Loss | None, runs: int) -> None:
+    if loss is not None and not callable(loss):
+        raise TypeError(f"loss={loss!r} is not a function of the model's output that returns a scalar.")
+    if isinstance(runs, bool) or not isinstance(runs, int):
+        raise TypeError(f"runs={runs!r} is not a whole number.")
+    if runs < 1:
+        raise ValueError(f"runs={runs} is not 1 or more.")
+
+
+@contextmanager
+def _prepared(model: nn.Module, batch: Any) -> Iterator[Any]:
+    """Give the batch as the model wants it, lazy layers made real for as long as that takes."""
+    device = device_of(model)
+    if device.type == "meta":
+        raise ValueError("The model is on the meta device, where nothing flows: use model.to_empty(device=...) first.")
+    with torch.inference_mode(False), lazy_kept(model):
+        batch = moved(_detached(batch), device)
+        with untouched(model, attributes=False):
+            materialised(model, batch)
+        yield batch
+
+
+@contextmanager
+def _running(model: nn.Module) -> Iterator[Callable[[], str]]:
+    """Put back all that runs change, and open up what would compute many ops in one."""
+    with ExitStack() as stack:
+        for kept in (untouched, values_kept, _gradients_kept, _recurrences_open):
+            stack.enter_context(kept(model))
+        if "torch.jit" in sys.modules:  # its optimiser takes gradients out of autograd's hands
+            stack.enter_context(torch.jit.optimized_execution(False))  # type: ignore[attr-defined]
+        torch.clear_autocast_cache()  # casts made before the run cannot be followed back to their parameters
+        paths = stack.enter_context(modules_tracked(model))
+        yield lambda: paths[-1]
+
+
+@contextmanager
+def _gradients_kept(model: nn.Module) -> Iterator[None]:
+    """Set gradients aside, and what acts on them as soon as they are there."""
+    parameters = list(model.parameters())
+    saved = [(p, p.grad) for p in parameters]
+    tables = [h for p in parameters if (h := getattr(p, "_post_accumulate_grad_hooks", None))]
+    hooks = [(table, dict(table)) for table in tables]
+    try:
+        for p in parameters:
+            p.grad = None
+        for table in tables:
+            table.clear()
+        yield
+    finally:
+        for p, grad in saved:
+            p.grad = grad
+        for table, entries in hooks:
+            table.update(entries)
+
+
+@contextmanager
+def _recurrences_open(model: nn.Module) -> Iterator[None]:
+    """Have recurrences computed step by step: a fused kernel shows no pre-activation."""
+    if not any(isinstance(m, nn.RNNBase) for m in model.modules()):
+        yield
+        return
+    before = torch._C._get_mkldnn_enabled(), torch.backends.cudnn.enabled
+    torch._C._set_mkldnn_enabled(False)
+    torch.backends.cudnn.enabled = False
+    try:
+        yield
+    finally:
+        torch._C._set_mkldnn_enabled(before[0])
+        torch.backends.cudnn.enabled = before[1]
+
+
+def _call(model: nn.Module, batch: Any) -> Any:
+    try:
+        return call(model, batch)
+    except Exception as error:
+        raise _explained(error, batch) from error.__cause__
+
+
+def _run(model: nn.Module, batch: Any, loss: Loss | None, meter: Meter, outputs: list[Tally], run: int) -> None:
+    meter.begin()
+    with torch.enable_grad():
+        with meter:
+            result = _call(model, batch)
+        meter.settle()
+        floats = [t for t in _flat(result) if isinstance(t, Tensor) and t.is_floating_point()]
+        outputs += [Tally() for _ in range(len(floats) - len(outputs))]
+        for tensor, tally in zip(floats, outputs, strict=False):
+            if tensor.requires_grad:
+                tensor.register_hook(tally.add)  # type: ignore[no-untyped-call]
+        scalar = _projected(floats, run) if loss is None else _scalar(loss(result))
+        if scalar is None or not scalar.requires_grad:
+            return
+        leaves = [t for t in (*model.parameters(), *_floats(batch)) if t.requires_grad]
+        with meter:  # checkpoints run the model again
+            if meter.hidden or not leaves:  # only .backward() reaches what a reentrant checkpoint hides
+                scalar.backward()  # type: ignore[no-untyped-call]
+            else:  # touches no .grad and sets off nothing that waits for one
+                torch.autograd.grad(scalar, leaves, allow_unused=True)
+        meter.settle()
+
+
+def _projected(floats: list[Tensor], run: int) -> Tensor | None:
+    """Sum all outputs with random signs: a gradient of mean square one, its elements independent."""
+    generator = torch.Generator().manual_seed(run)
+    terms = []
+    for tensor in floats:
+        if tensor.requires_grad:
+            signs = torch.randint(2, tensor.shape, generator=generator).to(tensor.device) * 2 - 1
+            terms.append((tensor.float() * signs).sum())
+    return torch.stack([t.to(terms[0].device) for t in terms]).sum() if terms else None
+
+
+def _scalar(value: Any) -> Tensor:
+    if not isinstance(value, Tensor):
+        raise TypeError(f"loss(output) returned a {type(value).__name__}, not a scalar tensor.")
+    if value.numel() != 1:
+        raise ValueError(f"loss(output) has shape {tuple(value.shape)}: return a scalar, its mean or its sum.")
+    return value.reshape(())
+
+
+def _without_noise(model: nn.Module, batch: Any, path: Callable[[], str]) -> dict[tuple[str, int], Any]:
+    """Measure what reaches each batch norm with all noise off; they still normalise with their batch's statistics."""
+    if not any("BatchNorm" in type(m).__name__ or "batch" in type(m).__name__.lower() for m in model.modules()):
+        return {}
+    meter = Meter(model, path, norms=True)
+    with dropout_off(model), torch.no_grad(), meter:
+        _call(model, batch)
+    assert meter.norms is not None
+    return dict(meter.norms)
+
+
+def _detached(batch: Any) -> Any:
+    """Cut a batch off from whatever computed it; what required gradients still does."""
+    if isinstance(batch, Tensor):
+        cut = batch.clone() if batch.is_inference() else batch.detach()
+        return cut.requires_grad_(batch.requires_grad)
+    if isinstance(batch, PackedSequence):
+        return PackedSequence(_detached(batch.data), *batch[1:])
+    if isinstance(batch, dict):
+        return {key: _detached(value) for key, value in batch.items()}
+    if type(batch) in (tuple, list):
+        return type(batch)(_detached(value) for value in batch)
+    return batch
+
+
+def _floats(batch: Any) -> Iterator[Tensor]:
+    if isinstance(batch, Tensor):
+        yield batch
+    elif isinstance(batch, (tuple, list)):
+        for value in batch:
+            yield from _floats(value)
+    elif isinstance(batch, Mapping):
+        yield from _floats(tuple(batch.values()))

@@ -1,0 +1,58 @@
+"""Exploding, vanishing or steady: what the words mean here.
+
+Forward, E z² is judged; backward, the squared norm of the gradient, E g² times the elements of the layer: with a second
+moment of one at every layer it is the norm that backward steps keep, whatever the widths, and pools keep it too.
+
+What counts is what compounds with depth, not a jump at one layer: a global average pool shrinks every gradient before
+it once, and harms nothing. So the trend of the logarithm against depth is taken as the median of the slopes of all
+pairs of layers (Theil and Sen). A quantity explodes or vanishes if that trend, over the whole depth, exceeds a factor
+of ``STEADY``, and if at least the share ``AGREEING`` of all pairs goes its way; else it is steady.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+__all__ = ["AGREEING", "STEADY", "trend", "verdict"]
+
+STEADY = 10.0
+"""Over the whole depth, the trend of what is steady stays within this factor, up or down."""
+AGREEING = 0.75
+"""The share of pairs of layers that must change in the direction of the trend for it to be one."""
+
+
+def trend(values: Sequence[float]) -> tuple[float, float]:
+    """Return the factor by which positive numbers change from first to last, by the median slope of all pairs.
+
+    Returns:
+        The factor, and the share of pairs that go its way.
+    """
+    if len(values) < 2:
+        return 1.0, 0.0
+    logs = np.log(np.asarray(values, dtype=np.float64))
+    i, j = np.triu_indices(len(logs), 1)
+    slopes = (logs[j] - logs[i]) / (j - i)
+    slope = float(np.median(slopes))
+    return math.exp(min(700.0, slope * (len(logs) - 1))), float(np.mean(np.sign(slopes) == np.sign(slope)))
+
+
+def verdict(what: str, labels: Sequence[str], values: Sequence[float | None]) -> str:
+    """Say how a quantity changes from the first label to the last; "" if there is nothing to say."""
+    known = [(label, value) for label, value in zip(labels, values, strict=True) if value is not None]
+    if len(known) < 2:
+        return ""
+    for label, value in known:
+        if not math.isfinite(value):
+            return f"{what} is {value} at {label}: exploding"
+    positive = [(label, value) for label, value in known if value > 0]
+    if len(positive) <= len(known) / 2:
+        return f"{what} is 0 at {len(known) - len(positive)} of {len(known)} layers: vanishing"
+    factor, share = trend([value for _, value in positive])
+    word = "exploding" if factor > STEADY else "vanishing" if factor < 1 / STEADY else "steady"
+    word = word if share >= AGREEING else "steady"
+    change = f"grows {factor:.2g}-fold" if factor >= 1 else f"falls to {factor:.2g} of itself"
+    change = "holds" if 0.95 < factor < 1.05 else change
+    return f"{what} {change} from {positive[0][0]} to {positive[-1][0]}: {word}"

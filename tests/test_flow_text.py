@@ -1,0 +1,97 @@
+"""A report as text: golden tables, and words that stand there only when it is so."""
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from unitvar.flow import LayerFlow, NormGap, VarianceReport
+from unitvar.flow.verdict import AGREEING, STEADY, trend, verdict
+
+
+def layer(name: str, variance: float | None, gradient: float | None, use: int = 1, **more: float | None) -> LayerFlow:
+    told = {
+        "mean": 0.0,
+        "dead": 0.0,
+        "predicted_mean": 0.0,
+        "predicted_variance": 1.0,
+        "predicted_gradient": 1.0,
+    } | more
+    return LayerFlow(name, use, "addmm", 100, variance=variance, gradient=gradient, **told)
+
+
+def test_the_table_is_golden() -> None:
+    layers = (
+        layer("features.0.weight", 1.0, 1234.5, mean=-0.01234),
+        layer("features.3.weight", 0.51234, 12.345, dead=0.251, predicted_variance=0.5),
+        layer("features.3.weight", 1e-7, None, use=2, dead=None, predicted_gradient=None, mean=-1.5e-9),
+        layer("a.very.long.path.to.a.weight.that.does.not.fit", 23456.7, 1e-3, dead=0.001, predicted_variance=None),
+    )
+    norms = (NormGap("features.1", 1, 2.0, 1.25, 1.0, 1.6), NormGap("norm", 2, 1.0, 1.0, None, None))
+    assert str(VarianceReport(layers, norms, 4)) == (
+        "4 weights in train mode, 4 runs: z pre-activation, g its gradient\n"
+        "weight                     E z     E z² predicted     E g² predicted  dead\n"
+        "features.0.weight      -0.0123        1         1     1234         1   0 %\n"
+        "features.3.weight            0    0.512       0.5     12.3         1  25 %\n"
+        "features.3.weight #2 -1.50e-09 1.00e-07         1        -         -     -\n"
+        "a.very.long.path.to.a.weight.that.does.not.fit\n"
+        "                             0 2.35e+04         -    0.001         1  <1 %\n"
+        "batch norm    var on   var off   running  on/off\n"
+        "features.1         2      1.25         1     1.6\n"
+        "norm #2            1         1         -       -\n"
+        "signal variance grows 56-fold from features.0.weight to\n"
+        "  a.very.long.path.to.a.weight.that.does.not.fit: steady; squared gradient norm\n"
+        "  grows 1.2e+06-fold from a.very.long.path.to.a.weight.that.does.not.fit to\n"
+        "  features.0.weight: exploding\n"
+        "train/eval gap of batch norms: up to 1.6, at features.1"
+    )
+
+
+def test_a_report_without_prediction_says_why() -> None:
+    text = str(VarianceReport((layer("0.weight", 1.0, None, predicted_variance=None),), (), 1, "ValueError: no"))
+    assert text.splitlines()[0] == "1 weight in train mode, 1 run: z pre-activation, g its gradient"
+    assert "no prediction: ValueError: no" in text
+
+
+@given(st.lists(st.floats(1e-30, 1e30), min_size=0, max_size=12), st.integers(1, 60))
+def test_lines_fit_in_80_columns(values: list[float], length: int) -> None:
+    layers = tuple(layer("x" * length + str(i), v, v, mean=-v, predicted_variance=v) for i, v in enumerate(values))
+    assert all(len(line) <= 80 for line in str(VarianceReport(layers, (), 4)).splitlines())
+
+
+@given(st.floats(-2, 2), st.integers(2, 40), st.floats(-20, 20))
+def test_a_trend_is_the_factor_of_a_geometric_series(rate: float, count: int, start: float) -> None:
+    values = [10 ** (start + rate * i) for i in range(count)]
+    factor, share = trend(values)
+    assert factor == pytest.approx(10 ** (rate * (count - 1)), rel=1e-6)
+    assert share == 1.0 or abs(rate) < 1e-9
+
+
+@given(st.floats(-3, 3), st.integers(3, 30))
+def test_words_stand_there_only_when_it_is_so(total: float, count: int) -> None:
+    assume(abs(abs(total) - 1) > 1e-6)
+    text = verdict("it", [str(i) for i in range(count)], [10 ** (total * i / (count - 1)) for i in range(count)])
+    assert text.endswith("exploding") == (10**total > STEADY)
+    assert text.endswith("vanishing") == (10**total < 1 / STEADY)
+    assert text.endswith("steady") == (1 / STEADY <= 10**total <= STEADY)
+
+
+def test_one_jump_is_no_trend() -> None:
+    """A global average pool before the last layer shrinks all gradients before it once."""
+    text = verdict("it", list("abcdefghij"), [1.0, *([1e-4, 1.1e-4, 0.9e-4] * 3)])
+    assert text.endswith("steady")
+
+
+def test_most_pairs_must_agree() -> None:
+    values = [1.0, 100.0, 2.0, 500.0, 3.0, 2000.0, 1.0, 30000.0]
+    factor, share = trend(values)
+    assert factor > STEADY
+    assert share < AGREEING
+    assert verdict("it", list("abcdefgh"), values).endswith("steady")
+
+
+def test_what_is_not_finite_explodes_and_what_is_nothing_vanishes() -> None:
+    assert verdict("it", ["a", "b"], [1.0, float("inf")]) == "it is inf at b: exploding"
+    assert verdict("it", ["a", "b"], [float("nan"), 1.0]) == "it is nan at a: exploding"
+    assert verdict("it", list("abc"), [1.0, 0.0, 0.0]) == "it is 0 at 2 of 3 layers: vanishing"
+    assert verdict("it", ["a", "b"], [1.0, 1.0]) == "it holds from a to b: steady"
+    assert verdict("it", ["a", "b"], [1.0, None]) == ""
