@@ -16,8 +16,9 @@ from unitvar.propagate.state import State
 from unitvar.propagate.walk import Propagation
 from unitvar.trace import Graph, Node, Value
 
-__all__ = ["Alike"]
+__all__ = ["JOINED", "Alike"]
 
+JOINED = {f"aten.{n}" for n in ("cat", "concat", "concatenate", "stack", "hstack", "vstack", "dstack", "column_stack")}
 _TERMS = 16  # of the Hermite series; what lies beyond counts with the next power
 _AVERAGES = ("mean", "avg_pool", "adaptive_avg_pool")
 _SUMS = ("aten.add", "aten.sub")
@@ -92,6 +93,9 @@ class Alike:
         if "batch_norm" in name or "embedding" in name:
             return m.mean**2
         operands = [v for v in node.inputs if id(v) in self.states]
+        if name in JOINED:
+            sizes = [math.prod(v.shape) for v in operands]
+            return sum(n * self[v] for n, v in zip(sizes, operands, strict=True)) / max(1, sum(sizes))
         if len(operands) == 2 and name in (*_SUMS, "aten.mul"):
             a, b = operands
             first = self.states[id(a)].moments.mean

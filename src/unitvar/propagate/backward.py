@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from unitvar.propagate.alike import Alike
+from unitvar.propagate.alike import JOINED, Alike
 from unitvar.propagate.given import actual, arguments, realised
 from unitvar.propagate.grid import Field
 from unitvar.propagate.replay import _called
@@ -33,7 +33,6 @@ from unitvar.trace.record import MERGE
 __all__ = ["gradients"]
 
 _DRAWS = 4096
-_JOINED = {f"aten.{n}" for n in ("cat", "concat", "concatenate", "stack", "hstack", "vstack", "dstack", "column_stack")}
 # Their factors depend on more than moments: run on random numbers instead.
 _DRAWN = {"aten.scaled_dot_product_attention"}
 _MAXIMA = ("aten.max_pool", "aten.adaptive_max_pool", "aten.amax", "aten.max")
@@ -120,7 +119,7 @@ class _Reverse:
         elif name in DROPOUTS:
             dropped = float(args[1]) if len(args) < 3 or args[2] else 0.0
             self.add(args[0], energy / (1 - dropped) if dropped < 1 else 0.0)
-        elif name in _JOINED:
+        elif name in JOINED:
             for value in args[0]:
                 self.add(value, energy * _count(value) / _count(outputs[0]))
         elif name.startswith(_MAXIMA) and len(list(node.inputs)) == 1:
