@@ -1,16 +1,88 @@
 """plot: takes an axes, returns it."""
 
-from matplotlib.figure import Figure
+import math
 
+import pytest
+import torch
+from matplotlib.figure import Figure
+from torch import nn
+
+import unitvar
 from unitvar import plot
+
+
+def drawn(ax) -> dict[str, list[float]]:
+    return {line.get_label(): list(line.get_ydata()) for line in ax.get_lines()}
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(*(m for _ in range(7) for m in (nn.Linear(32, 32), nn.ReLU(), nn.Dropout(0.5))))
 
 
 def test_by_depth_draws_each_line_on_the_axes_given() -> None:
     ax = Figure().subplots()
     assert plot.by_depth({"a": [1.0, 2.0], "b": [1.0, 0.5, 0.25]}, ax=ax) is ax
-    drawn = {line.get_label(): list(line.get_ydata()) for line in ax.get_lines()}
-    assert drawn["a"] == [1.0, 2.0]
-    assert drawn["b"] == [1.0, 0.5, 0.25]
+    assert drawn(ax)["a"] == [1.0, 2.0]
+    assert drawn(ax)["b"] == [1.0, 0.5, 0.25]
     assert ax.get_yscale() == "log"
     assert ax.get_legend() is not None
     assert plot.by_depth({"a": [1.0]}, ax=Figure().subplots(), legend=False).get_legend() is None
+
+
+def test_a_report_draws_measured_as_points_and_predicted_as_lines() -> None:
+    report = unitvar.measure(network(), torch.randn(64, 32))
+    ax = Figure().subplots()
+    assert report.plot(ax) is ax
+    forward, points, backward, triangles, _ = ax.get_lines()
+    assert list(forward.get_ydata()) == [x.predicted_variance for x in report]
+    assert list(points.get_ydata()) == [x.variance for x in report]
+    assert list(backward.get_ydata()) == [x.predicted_gradient for x in report]
+    assert list(triangles.get_ydata()) == [x.gradient for x in report]
+    assert (points.get_linestyle(), points.get_marker(), forward.get_marker()) == ("None", "o", "None")
+    assert ax.get_yscale() == "log"
+
+
+def test_what_was_not_measured_is_not_drawn() -> None:
+    report = unitvar.measure(network().requires_grad_(False), torch.randn(64, 32))
+    assert all(math.isnan(y) for y in report.plot(Figure().subplots()).get_lines()[3].get_ydata())
+
+
+def test_a_history_draws_one_line_a_layer() -> None:
+    model = network()
+    with unitvar.watch(model, every=1) as history:
+        for _ in range(3):
+            model(torch.randn(8, 32)).sum().backward()
+    ax = Figure().subplots()
+    assert history.plot(ax) is ax
+    found = drawn(ax)
+    assert found["6.weight"] == [r["weight_gradient_norm"] for r in history.rows if r["name"] == "6.weight"]
+    assert len(found) == 7
+    assert drawn(history.plot(Figure().subplots(), what="variance"))["0.weight"][0] == history.rows[0]["variance"]
+    with pytest.raises(ValueError, match=r"what='loss' is not one of 'weight_gradient_norm', 'gradient', 'variance'"):
+        history.plot(what="loss")
+
+
+def test_distributions_are_densities_of_inputs_and_outputs() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(512, 512, bias=False))
+    unitvar.init.sphere_(model[0].weight, "identity")
+    ax = Figure().subplots()
+    assert plot.distributions(model, torch.randn(512, 512), ax=ax) is ax
+    lines = {line.get_label(): line for line in ax.get_lines()}
+    x = torch.tensor(lines["output z"].get_xdata())
+    normal, output = (torch.tensor(lines[name].get_ydata()) for name in ("|N(0, 1)|", "output z"))
+    # All three are N(0, 1) here, and each is drawn to the same scale.
+    assert (normal - output).abs().max() < 0.05 * normal.max()
+    assert (torch.tensor(lines["input x, zeros left out"].get_ydata()) - normal).abs().max() < 0.05 * normal.max()
+    assert float(x[output.argmax()]) == pytest.approx(0.0, abs=0.15)  # the mode of log |N(0, 1)|
+    assert [t.get_text() for t in ax.get_yticklabels()] == ["0.weight"]
+
+
+def test_distributions_takes_names_and_spreads_without_them() -> None:
+    ax = plot.distributions(network(), torch.randn(64, 32), ["3.weight", "0.weight"], ax=Figure().subplots())
+    assert [t.get_text() for t in ax.get_yticklabels()] == ["0.weight", "3.weight"]
+    ax = plot.distributions(network(), torch.randn(64, 32), ax=Figure().subplots())
+    assert len(ax.get_yticklabels()) == 5
+    with pytest.raises(ValueError, match=r"layers has '1.weight', which is not one of '0.weight', '3.weight'"):
+        plot.distributions(network(), torch.randn(64, 32), ["1.weight"])
