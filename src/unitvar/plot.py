@@ -139,7 +139,8 @@ def over_steps(rows: Sequence[Mapping[str, Any]], what: str, *, ax: Axes | None 
                 label=label if label in told else "_", marker="." if len(points) < 3 else "")  # fmt: skip
     ax.set(yscale="log", xlabel="step", ylabel=names[what])
     ax.spines[["top", "right"]].set_visible(False)
-    ax.legend(frameon=False, fontsize="small", title="of the layers" if len(told) < len(lines) else None)
+    some = f"{len(told)} of {len(lines)} weights" if len(told) < len(lines) else None
+    ax.legend(frameon=False, fontsize="small", title=some, loc="upper left", bbox_to_anchor=(1.0, 1.0))
     return ax
 
 
@@ -210,7 +211,12 @@ def _density(x: Tensor) -> Any:
     values = x.double().abs().flatten()
     logs = values[values > 0].log10().cpu().numpy()
     counts, edges = np.histogram(logs, _edges())
-    return counts / max(1, len(logs)) / (edges[1] - edges[0])
+    step = edges[1] - edges[0]
+    # As wide as Silverman's rule would have it: the logarithm of a normal number has a spread of 0.4 or so.
+    width = max(1.0, 0.36 * max(1, len(logs)) ** -0.2 / step)
+    reach = np.arange(-int(4 * width) - 1, int(4 * width) + 2)
+    kernel = np.exp(-((reach / width) ** 2) / 2)
+    return np.convolve(counts, kernel / kernel.sum(), "same") / max(1, len(logs)) / step
 
 
 def _spread(names: list[str], most: int) -> list[str]:

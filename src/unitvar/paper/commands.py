@@ -13,6 +13,7 @@ from unitvar.paper.backward import Backward
 from unitvar.paper.cost import Cost
 from unitvar.paper.depth import Depth
 from unitvar.paper.digits import Digits
+from unitvar.paper.explain import Explain
 from unitvar.paper.factors import Factors
 from unitvar.paper.forward import Forward
 from unitvar.paper.mnist import Mnist
@@ -88,4 +89,5 @@ COMMANDS: TypeAlias = (
     | Annotated[Tolerance, tyro.conf.subcommand("tolerance")]
     | Annotated[Report, tyro.conf.subcommand("report")]
     | Annotated[ActivationsCommand, tyro.conf.subcommand("activations")]
+    | Annotated[Explain, tyro.conf.subcommand("explain")]
 )

@@ -7,9 +7,6 @@ Exact (closed form or quadrature to 1e-8), so no seeds; milliseconds.
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
-import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
@@ -22,6 +19,7 @@ from torch import nn
 from unitvar.activations import Activation, ActivationMoments, activation_moments
 from unitvar.init import drop_rate
 from unitvar.paper import record
+from unitvar.paper.named import named
 from unitvar.paper.values import TABLE1
 
 __all__ = ["ActivationsCommand", "Table1", "Table1Row", "rows"]
@@ -130,13 +128,7 @@ def _resolve(name: str) -> Activation:
     """Return a name as it is, and what an import path leads to."""
     if "." not in name and ":" not in name:
         return name
-    if "" not in sys.path:  # a console script does not look into the current folder by itself
-        sys.path.insert(0, "")
-    importlib.invalidate_caches()
-    try:
-        found = pkgutil.resolve_name(name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ValueError(f"{name!r} cannot be imported ({error}); write package.module.function.") from error
+    found = named(name, "package.module.function")
     if isinstance(found, type) and issubclass(found, nn.Module):
         return found()
     return found  # type: ignore[no-any-return]
