@@ -108,13 +108,14 @@ def flow(rows: Sequence[Mapping[str, Any]], *, ax: Axes | None = None, legend: b
     return ax
 
 
-def over_steps(rows: Sequence[Mapping[str, Any]], what: str, *, ax: Axes | None = None) -> Axes:
+def over_steps(rows: Sequence[Mapping[str, Any]], what: str, *, ax: Axes | None = None, legend: bool = True) -> Axes:
     """Draw a quantity over training steps on a logarithmic axis, one line a layer, from dark (first) to light (last).
 
     Args:
         rows: of a :class:`unitvar.History`, one a layer and observed step.
         what: ``"weight_gradient_norm"``, ``"gradient"`` or ``"variance"``.
         ax: where to draw; default: new axes.
+        legend: whether to name the lines.
 
     Returns:
         The axes.
@@ -139,12 +140,20 @@ def over_steps(rows: Sequence[Mapping[str, Any]], what: str, *, ax: Axes | None 
                 label=label if label in told else "_", marker="." if len(points) < 3 else "")  # fmt: skip
     ax.set(yscale="log", xlabel="step", ylabel=names[what])
     ax.spines[["top", "right"]].set_visible(False)
-    some = f"{len(told)} of {len(lines)} weights" if len(told) < len(lines) else None
-    ax.legend(frameon=False, fontsize="small", title=some, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    if legend:
+        some = f"{len(told)} of {len(lines)} weights" if len(told) < len(lines) else None
+        ax.legend(frameon=False, fontsize="small", title=some, loc="upper left", bbox_to_anchor=(1.0, 1.0))
     return ax
 
 
-def distributions(model: nn.Module, batch: Any, layers: Sequence[str] | None = None, *, ax: Axes | None = None) -> Axes:
+def distributions(
+    model: nn.Module,
+    batch: Any,
+    layers: Sequence[str] | None = None,
+    *,
+    ax: Axes | None = None,
+    legend: bool = True,
+) -> Axes:
     """Draw how inputs and outputs of some weights are distributed: the paper's first figure, for a model of your own.
 
     One band a layer, the first on top: the density of log10 |value|, so that a shift to the right is growth and one to
@@ -156,6 +165,7 @@ def distributions(model: nn.Module, batch: Any, layers: Sequence[str] | None = N
         batch: as in :func:`unitvar.measure`.
         layers: names of weights; default: up to five, evenly spread over the depth.
         ax: where to draw; default: new axes.
+        legend: whether to name what is drawn.
 
     Returns:
         The axes.
@@ -194,7 +204,8 @@ def distributions(model: nn.Module, batch: Any, layers: Sequence[str] | None = N
     ax.set(xlabel="log10 |value|", yticks=range(len(chosen)), yticklabels=chosen[::-1])
     ax.spines[["top", "right", "left"]].set_visible(False)
     ax.tick_params(axis="y", length=0)
-    ax.legend(frameon=False, fontsize="small", loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3)
+    if legend:
+        ax.legend(frameon=False, fontsize="small", loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3)
     return ax
 
 

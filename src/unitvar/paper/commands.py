@@ -16,6 +16,7 @@ from unitvar.paper.digits import Digits
 from unitvar.paper.explain import Explain
 from unitvar.paper.factors import Factors
 from unitvar.paper.forward import Forward
+from unitvar.paper.healthy import Healthy
 from unitvar.paper.mnist import Mnist
 from unitvar.paper.reestimation import Reestimation
 from unitvar.paper.report import Report, headlines
@@ -79,6 +80,7 @@ COMMANDS: TypeAlias = (
     | Annotated[Stability, tyro.conf.subcommand("stability")]
     | Annotated[Depth, tyro.conf.subcommand("depth")]
     | Annotated[Zoo, tyro.conf.subcommand("zoo")]
+    | Annotated[Healthy, tyro.conf.subcommand("healthy")]
     | Annotated[Reestimation, tyro.conf.subcommand("reestimation")]
     | Annotated[Forward, tyro.conf.subcommand("forward")]
     | Annotated[Backward, tyro.conf.subcommand("backward")]
