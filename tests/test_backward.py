@@ -67,6 +67,21 @@ def test_every_batch_norm_after_a_relu_multiplies_gradients_by_pi_over_pi_minus_
     assert ratios == pytest.approx([math.pi / (math.pi - 1)] * 6, rel=1e-3)
 
 
+class Joined(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.norm = nn.Linear(16, 16), nn.Linear(16, 16), nn.BatchNorm1d(48, eps=1e-12)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(torch.cat((torch.cat((self.a(x), 3 * self.b(x)), 1), 5 * self.b(x)), 1))
+
+
+def test_a_batch_norm_divides_each_channel_by_its_own_variance() -> None:
+    """Scaled before it or not, a channel of unit variance gets back what comes: b, which is used twice, twice."""
+    found = at_weights(balanced_(Joined()), torch.randn(4096, 16))
+    assert found == pytest.approx([1.0, 1.0, 1.0], rel=1e-3)
+
+
 def test_a_pool_finds_the_slope_on_unless_all_of_its_window_is_off() -> None:
     model = balanced_(nn.Sequential(nn.Conv2d(2, 8, 1), nn.ReLU(), nn.MaxPool2d(2)))
     (found,) = at_weights(model, torch.randn(4, 2, 8, 8))

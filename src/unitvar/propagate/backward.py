@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -125,7 +125,8 @@ class _Reverse:
         elif name.startswith(_MAXIMA) and len(list(node.inputs)) == 1:
             self._largest(node, outputs[0], energy)
         elif name in _BATCH_NORMS and self._by_batch(node):
-            self.add(args[0], energy * self._batch_slope(node))
+            for part in self._parts(args[0]):  # channels that were joined have each their own variance
+                self.add(part, energy * _count(part) / _count(args[0]) * self._batch_slope(node, part))
         elif rule is not None and rule.backward is not None and name not in _DRAWN:
             self._ruled(node, rule, outputs[0], energy)
         elif rule is None and node.op.pointwise:
@@ -166,9 +167,18 @@ class _Reverse:
         """Say whether a batch norm uses its batch's statistics."""
         return bool(node.args[5]) or node.args[3] is None
 
-    def _batch_slope(self, node: Node) -> float:
+    def _parts(self, x: Value) -> Iterator[Value]:
+        """Give the tensors whose channels a tensor was joined from, or itself."""
+        node = x.node
+        if node is None or node.name not in ("aten.cat", "aten.concat") or int(node.args[1]) % len(x.shape) != 1:
+            yield x
+            return
+        for part in node.args[0]:
+            yield from self._parts(part)
+
+    def _batch_slope(self, node: Node, x: Value) -> float:
         """Return γ² / var, the variance over examples and positions of one channel: what they share is subtracted."""
-        x, eps = node.args[0], float(node.args[7])
+        eps = float(node.args[7])
         weight = self.moments(node.args[1], {}) if isinstance(node.args[1], Value) else None
         within = max(0.0, self.states[id(x)].moments.second - self.alike[x])
         return (weight.second if weight is not None else 1.0) / (within + eps)
@@ -230,7 +240,12 @@ class _Reverse:
             if known is not None and not known.is_meta:
                 return known.detach().clone()
             m = self.moments(arg, {})
-            numbers = (torch.randn(arg.shape, generator=generator) * m.std + m.mean).to(arg.dtype)
+            common = max(0.0, m.pair - m.mean**2) if node.name in _DRAWN else 0.0  # of all tokens of an example
+            numbers = torch.randn(arg.shape, generator=generator) * max(0.0, m.var - common) ** 0.5 + m.mean
+            if common:
+                shape = (*arg.shape[:-2], 1, arg.shape[-1])
+                numbers += torch.randn(shape, generator=generator) * common**0.5
+            numbers = numbers.to(arg.dtype)
             if not _signal(arg):
                 return numbers
             leaves.append(numbers.requires_grad_())
