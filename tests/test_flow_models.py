@@ -1,7 +1,6 @@
 """measure and watch on models of every kind, and in every setting in which they are trained."""
 
 import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,39 +14,39 @@ from torch.utils.checkpoint import checkpoint
 
 import unitvar
 from tests import zoo
-from tests.test_zoo import hugging_face
 
-FAMILIES: dict[str, Callable[[], zoo.Model]] = {
-    **zoo.PLAIN,
-    **zoo.OTHER,
-    **{f"transformers {n}": (lambda n=n: hugging_face(n)) for n in ("BERT", "GPT-2", "T5", "ViT", "Llama")},
-}
+FAMILIES = {**zoo.PLAIN, **zoo.OTHER, **{f"transformers {name}": make for name, make in zoo.HUGGING_FACE.items()}}
 
 
-def within(report: unitvar.VarianceReport, what: str, factor: float) -> float:
-    """Return the share of predicted layers whose measurement is within a factor."""
-    pairs = [(getattr(x, what), getattr(x, f"predicted_{what}")) for x in report]
-    known = [(a, b) for a, b in pairs if a is not None and b is not None]
-    return sum(b > 0 and abs(math.log(a / b)) < math.log(factor) for a, b in known) / len(known)
+def within(reports: list[unitvar.VarianceReport], what: str, factor: float) -> float:
+    """Return the share of predicted layers whose measurement, averaged over draws, is within a factor."""
+    logs = []
+    for layers in zip(*reports, strict=True):
+        pairs = [(getattr(x, what), getattr(x, f"predicted_{what}")) for x in layers]
+        if all(a is not None and b is not None for a, b in pairs):
+            logs.append(sum(math.log(a / b) if b > 0 else math.inf for a, b in pairs) / len(pairs))
+    return sum(abs(x) < math.log(factor) for x in logs) / len(logs)
 
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_weight_of_the_zoo_is_measured_and_predicted(family: str) -> None:
-    torch.manual_seed(0)
-    model, example = FAMILIES[family]()
-    plan = unitvar.initialize_(model, example)
-    report = unitvar.measure(model, example)
-    assert {layer.name for layer in report} >= {layer.name for layer in plan}
-    assert not report.unpredicted
-    assert all(layer.predicted_variance is not None for layer in report)
-    assert all(layer.gradient is not None for layer in report)
-    assert all(len(line) <= 80 for line in str(report).splitlines())
-    assert within(report, "variance", 1.5) >= 0.75
+    reports = []
+    for seed in range(3):
+        torch.manual_seed(seed)
+        model, example = FAMILIES[family]()
+        plan = unitvar.initialize_(model, example)
+        reports.append(unitvar.measure(model, example, runs=2))
+    for report in reports:
+        assert {layer.name for layer in report} >= {layer.name for layer in plan}
+        assert not report.unpredicted
+        assert all(layer.predicted_variance is not None and layer.gradient is not None for layer in report)
+        assert all(len(line) <= 80 for line in str(report).splitlines())
+    assert within(reports, "variance", 1.5) >= 0.85
     if family in zoo.PLAIN:
-        assert within(report, "gradient", 1.6) >= 0.9
-    elif "T5" not in family and family != "ViT":  # attention is followed roughly
-        assert within(report, "gradient", 2.0) >= 0.8
+        assert within(reports, "gradient", 1.5) >= 0.9
+    elif family != "ViT":  # whose tokens all get the same gradient, that of their average
+        assert within(reports, "gradient", 2.0) >= 0.9
 
 
 def test_autocast_is_seen_through_its_casts() -> None:
@@ -149,7 +148,7 @@ def test_functional_and_parametrised_weights_have_rows() -> None:
     ]  # fmt: skip
     assert report["f.weight"].gradient == pytest.approx(1.0)
     assert all(layer.predicted_variance is not None for layer in report)
-    assert within(report, "variance", 1.7) == 1.0
+    assert within([report], "variance", 1.7) == 1.0
 
 
 def test_weights_that_got_no_gradient_say_so() -> None:

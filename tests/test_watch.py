@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import unitvar
+from tests import zoo
 
 
 def network() -> nn.Sequential:
@@ -92,6 +93,17 @@ def test_a_gradient_may_come_late() -> None:
         first, second = model(torch.randn(4, 16)), model(torch.randn(4, 16))
         (first.sum() - second.sum()).backward()
         assert all(row["gradient"] > 0 for row in history.rows)  # readable while it watches
+
+
+def test_weights_without_a_pre_activation_have_the_norms_of_their_gradients() -> None:
+    model, tokens = zoo.OTHER["LSTM classifier"]()
+    with unitvar.watch(model) as history:
+        model(tokens).sum().backward()
+    rows = {row["name"]: row for row in history.rows}
+    assert set(rows) == {name for name, p in model.named_parameters() if p.dim() > 1}
+    for name, row in rows.items():
+        assert row["weight_gradient_norm"] == pytest.approx(model.get_parameter(name).grad.norm().item(), rel=1e-5)
+    assert rows["embed.weight"]["variance"] is None
 
 
 def test_a_forward_pass_that_fails_can_be_repeated() -> None:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from unitvar.batchnorm.feed import inner
 from unitvar.flow.meter import Meter
-from unitvar.flow.tally import Tally
+from unitvar.flow.tally import Layer, Tally
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -114,7 +114,7 @@ class History:
         """Give one flat, JSON-ready dict a layer and observed step.
 
         ``weight_gradient_norm`` is that of the gradient with respect to the weight; the rest is as in
-        :class:`unitvar.flow.LayerFlow`.
+        :class:`unitvar.flow.LayerFlow`, and None for weights of fused recurrences and embeddings.
         """
         return [*self._rows, *(self._step.rows() if self._step is not None else ())]
 
@@ -192,22 +192,24 @@ class _Step:
         self._compile_again()
 
     def rows(self) -> list[Row]:
-        made: list[Row] = []
-        for layer in self.meter.layers.values():
-            norm = self.norms.get(layer.name)
-            made.append(
-                {
-                    "step": self.step,
-                    "name": layer.name,
-                    "use": layer.use,
-                    "mean": layer.forward.mean,
-                    "variance": layer.forward.second,
-                    "gradient": layer.backward.second,
-                    "dead": layer.dead,
-                    "weight_gradient_norm": norm.norm if norm is not None else None,
-                }
-            )
-        return made
+        layers = list(self.meter.layers.values())
+        made = [self._row(layer.name, layer) for layer in layers]
+        # Fused recurrences show no pre-activation, and embeddings have none.
+        seen = {layer.name for layer in layers}
+        return made + [self._row(name, None) for name, tally in self.norms.items() if tally.count and name not in seen]
+
+    def _row(self, name: str, layer: Layer | None) -> Row:
+        norm = self.norms.get(name)
+        return {
+            "step": self.step,
+            "name": name,
+            "use": 1 if layer is None else layer.use,
+            "mean": None if layer is None else layer.forward.mean,
+            "variance": None if layer is None else layer.forward.second,
+            "gradient": None if layer is None else layer.backward.second,
+            "dead": None if layer is None else layer.dead,
+            "weight_gradient_norm": None if norm is None else norm.norm,
+        }
 
 
 def _counting(tally: Tally) -> Callable[[Tensor], None]:

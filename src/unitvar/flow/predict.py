@@ -77,7 +77,8 @@ def _uses(node: Node, rule: Rule, found: Propagation, back: dict[int, float]) ->
             if output is None or not any(v.kind in ("input", "activation") for v in node.inputs):
                 continue
             m = found.states[id(output)].moments
-            yield _owner(operand), Prediction(m.mean, m.second, back.get(id(output), 0.0) if back else None)
+            gradient = float(back.get(id(output), 0.0)) if back else None
+            yield _owner(operand), Prediction(float(m.mean), float(m.second), gradient)
             return
 
 
@@ -86,7 +87,7 @@ def _recurrent(node: Node, rule: Rule, found: Propagation) -> Iterator[tuple[str
     biases = {v.name: v for v in node.inputs if v.kind == "parameter" and len(v.shape) == 1}
     for candidate in candidates(node, rule, lambda value: found.states[id(value)]):
         use = candidate.use
-        second = candidate.x.moments.second * use.fan_in * actual(use.operand).second
+        second = float(candidate.x.moments.second) * use.fan_in * actual(use.operand).second
         bias = biases.get(use.parameter.name.replace("weight", "bias"))
         yield use.parameter.name, Prediction(0.0, second + (actual(bias).second if bias is not None else 0.0), None)
 
