@@ -111,7 +111,7 @@ class Healthy:
             "verdicts": {fill: report.verdict for fill, report in reports.items()},
             "layers": {fill: report.rows for fill, report in reports.items()},
             "trials": kept,
-            "history": {fill: chosen[0].history.rows for fill, chosen in best.items()},
+            "history": {fill: _norms(chosen[0].history) for fill, chosen in best.items()},
         }
         path = record.save(self.out / "healthy.json", payload)
         self._draw_flow(reports)
@@ -166,6 +166,15 @@ class Healthy:
             axes[i].set_title(f"{fill}, rate {trials[0].rate:g}")
             axes[i].set_ylabel(axes[i].get_ylabel() if i == 0 else "")
         figure.savefig(self.out / "healthy-training.png")
+
+
+def _norms(history: History) -> dict[str, list[float | None]]:
+    """Keep what is drawn: the norms of each weight's gradient, one for each observed step."""
+    norms: dict[str, list[float | None]] = {}
+    for row in history.rows:
+        norm = row["weight_gradient_norm"]
+        norms.setdefault(str(row["name"]), []).append(float(f"{norm:.4g}") if isinstance(norm, float) else None)
+    return norms
 
 
 def _mean(values: list[float]) -> float:
