@@ -1,9 +1,11 @@
 """plan() and initialize_(): predicted is measured, nothing is skipped in silence, all or nothing."""
 
 import copy
+import gc
 import itertools
 import math
 import re
+import weakref
 from typing import Any
 
 import pytest
@@ -571,6 +573,21 @@ def test_compiled_models_are_the_models_inside() -> None:
 def test_a_copy_of_a_model_has_the_same_plan() -> None:
     model, example = zoo.OTHER["TransformerEncoder"]()
     assert unitvar.plan(copy.deepcopy(model), example).rows == unitvar.plan(model, example).rows
+
+
+@pytest.mark.parametrize("method", ["analytic", "measured"])
+def test_a_plan_does_not_keep_the_model_alive(method: str) -> None:
+    model = mlp()
+    gc.collect()
+    gc.disable()  # a weight on an accelerator must not wait for the garbage collector
+    try:
+        plan = unitvar.initialize_(model, torch.randn(2, 32), method=method)
+        weights = [weakref.ref(p) for p in model.parameters()]
+        del model
+        assert [w for w in weights if w() is not None] == []
+    finally:
+        gc.enable()
+    assert len(plan) == 3
 
 
 @pytest.mark.parametrize("method", ["analytic", "measured"])

@@ -44,6 +44,13 @@ def predict(model: nn.Module, batch: Any, outputs: Sequence[float]) -> dict[tupl
         Parameter name and number of the use → prediction.
     """
     graph = trace(model, batch, known=lambda op: known(op, {}))
+    try:
+        return _predicted(graph, outputs)
+    finally:
+        graph.release()
+
+
+def _predicted(graph: Graph, outputs: Sequence[float]) -> dict[tuple[str, int], Prediction]:
     found = propagate(graph, _AS_GIVEN.input_moments(graph), lambda _: None)
     floats = [v for v in graph.outputs if v.dtype.is_floating_point]
     seeds = dict(zip(map(id, floats), outputs, strict=False)) if len(floats) == len(outputs) else {}

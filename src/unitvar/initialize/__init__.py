@@ -66,7 +66,7 @@ def plan(
     model = inner(model)
     with lazy_kept(model):
         _materialise(model, example)
-        return planned(model, example, options)[0]
+        return planned(model, example, options)
 
 
 def initialize_(
@@ -114,7 +114,7 @@ def initialize_(
     model = inner(model)
     with torch.inference_mode(False), _lazy_on_failure(model):
         _materialise(model, example)
-        made, _ = planned(model, example, options)
+        made = planned(model, example, options)
         parameters = dict(model.named_parameters())
         touched = [parameters[n] for layer in made.layers for n in (layer.name, *layer.biases)]
         with fill.kept_on_failure(touched):

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from unitvar import init
 from unitvar.initialize.layers import LayerPlan, Plan
-from unitvar.propagate.uses import placed
 
 __all__ = ["fill", "kept_on_failure"]
 
@@ -44,15 +43,12 @@ def _check(layer: LayerPlan, parameter: Tensor, generator: torch.Generator | Non
 
 def _draw(parameter: Tensor, layer: LayerPlan, plan: Plan, generator: torch.Generator | None) -> None:
     draw = _FILL[plan.distribution]
-    use = layer.use
-    assert use is not None
-    columns = placed(use.parameter, use.operand, use.columns) or ()
-    batch = tuple(d for d in placed(use.parameter, use.operand, use.batch) or () if d not in columns)
+    columns, batch = layer.layout.columns, layer.layout.batch
     rows = tuple(d for d in range(parameter.dim()) if d not in columns and d not in batch)
-    if use.fill or (not batch and columns == tuple(range(1, parameter.dim()))):
+    if layer.layout.fill or (not batch and columns == tuple(range(1, parameter.dim()))):
         # Drawn in plain order, so that a channels-last weight gets the same numbers.
         target = parameter if parameter.is_contiguous() else torch.empty(parameter.shape).to(parameter)
-        draw(target, gain=layer.scale, generator=generator, **use.fill)
+        draw(target, gain=layer.scale, generator=generator, **layer.layout.fill)
         if target is not parameter:
             parameter.copy_(target)
         return

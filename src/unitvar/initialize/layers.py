@@ -4,10 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
-from unitvar.propagate import Use
+__all__ = ["LayerPlan", "Layout", "Plan"]
 
-__all__ = ["LayerPlan", "Plan"]
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How the dimensions of a parameter are used.
+
+    Attributes:
+        columns: those that are summed over.
+        batch: those that only select: experts, heads.
+        fill: what an initialiser must be told of it: transposed, groups and stride.
+    """
+
+    columns: tuple[int, ...]
+    batch: tuple[int, ...]
+    fill: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +53,7 @@ class LayerPlan:
     scale: float
     predicted: float
     biases: tuple[str, ...] = ()
-    use: Use | None = field(default=None, repr=False, compare=False)
+    layout: Layout = field(default=Layout((), (), {}), repr=False, compare=False)
 
     @property
     def row(self) -> dict[str, str | int | float | None]:

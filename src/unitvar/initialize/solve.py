@@ -9,10 +9,11 @@ from typing import Any
 
 from torch import nn
 
-from unitvar.initialize.layers import LayerPlan, Plan
+from unitvar.initialize.layers import LayerPlan, Layout, Plan
 from unitvar.initialize.options import Options
 from unitvar.initialize.table import path_of
 from unitvar.propagate import Propagation, Use, Weighing, known, propagate
+from unitvar.propagate.uses import placed
 from unitvar.trace import Graph, trace
 
 __all__ = ["planned"]
@@ -71,20 +72,27 @@ class _Pass:
         return weighing.share * len(record.forward) / sum(record.forward)
 
 
-def planned(model: nn.Module, example: Any, options: Options) -> tuple[Plan, list[Graph]]:
+def planned(model: nn.Module, example: Any, options: Options) -> Plan:
     """Trace a model and solve for its scales."""
     options.check_patterns(model)
-    overrides = options.overrides
-    graphs = [trace(model, example, known=lambda op: known(op, overrides))]
+    graphs = [trace(model, example, known=lambda op: known(op, options.overrides))]
+    try:
+        return _planned(model, example, options, graphs)
+    finally:
+        for graph in graphs:
+            graph.release()
+
+
+def _planned(model: nn.Module, example: Any, options: Options, graphs: list[Graph]) -> Plan:
     allowed = _allowed(model, options)
     found, fixed = _solved(graphs[0], options, allowed, {})
     weights = [n for n, p in model.named_parameters() if p.dim() > 1 and allowed[n] is None]
     unreached = [n for n in weights if n not in found.records and not found.seen.get(n)]
     if unreached:  # a layer that training skips at random runs in evaluation
         try:
-            graphs.append(trace(model, example, training=False, known=lambda op: known(op, overrides)))
+            graphs.append(trace(model, example, training=False, known=lambda op: known(op, options.overrides)))
         except Exception:  # a model that cannot evaluate is still one that can train
-            graphs = graphs[:1]
+            pass
         else:
             later, scales = _solved(graphs[1], options, allowed, fixed)
             for name in unreached:
@@ -99,7 +107,7 @@ def planned(model: nn.Module, example: Any, options: Options) -> tuple[Plan, lis
             f"{name} in module {where or '(the model itself)'!r} has no rule; add one with @unitvar.rule({name!r}) or "
             f"rules={{{name!r}: ...}}, or use strict=False to have it taken apart or sampled."
         )
-    return _plan(model, options, found, fixed, allowed, unsupported), graphs
+    return _plan(model, options, found, fixed, allowed, unsupported)
 
 
 @dataclass(eq=False, slots=True)
@@ -210,7 +218,7 @@ def _plan(
                 scale=math.sqrt(square),
                 predicted=square * sum(r.forward) / len(r.forward),
                 biases=biases,
-                use=r.use,
+                layout=_layout(r.use),
             )
         )
     depth, chi = found.longest
@@ -223,6 +231,12 @@ def _plan(
         mode=options.mode,
         distribution=options.distribution,
     )
+
+
+def _layout(use: Use) -> Layout:
+    columns = placed(use.parameter, use.operand, use.columns) or ()
+    batch = placed(use.parameter, use.operand, use.batch) or ()
+    return Layout(columns, tuple(d for d in batch if d not in columns), use.fill)
 
 
 def _reasons(

@@ -81,6 +81,11 @@ class Graph:
     real: bool = False
     training: bool = True
 
+    def release(self) -> None:
+        """Let all tensors go: nodes and values hold each other, and with them the model's weights, for a while."""
+        for value in (*self.inputs, *self.parameters.values(), *(v for node in self.nodes for v in node.inputs)):
+            value.tensor = None
+
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Op:
