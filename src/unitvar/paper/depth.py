@@ -3,8 +3,8 @@
 Paper: its correction makes deep networks with dropout trainable; it shows 20 dense ReLU layers.
 Ours: `initialize_` keeps E z² within [1/4, 4] for ReLU, ELU and tanh at every rate, borders of the images included,
 where kaiming_normal_ explodes and xavier_uniform_ vanishes or settles elsewhere. GELU and SiLU (chi > 1) drift away
-whatever the scales; `method="measured"` holds them on its own batch. 500 units and 256 channels, 5 seeds, train mode,
-dropout on.
+whatever the scales; `method="measured"` holds them on its own batch, not on another. 500 units and 256 channels,
+5 seeds, train mode, dropout on.
 """
 
 from __future__ import annotations
