@@ -126,9 +126,11 @@ def over_steps(rows: Sequence[Mapping[str, Any]], what: str, *, ax: Axes | None 
     ax = _axes(ax)
     from matplotlib import colormaps
 
+    from unitvar.flow.tally import labelled
+
     lines: dict[str, list[tuple[int, float]]] = {}
     for row in rows:
-        label = str(row["name"]) if row["use"] == 1 else f"{row['name']} #{row['use']}"
+        label = labelled(row["name"], row["use"])
         lines.setdefault(label, []).append((row["step"], _or_nan(row[what])))
     # Dark to light reads in grey, too, and viridis' yellow end is too light for paper.
     shades = colormaps["viridis"]
@@ -173,12 +175,12 @@ def distributions(
     import numpy as np
 
     from unitvar.flow.run import sample
+    from unitvar.flow.tally import labelled
 
     densities: dict[str, tuple[Any, Any]] = {}
 
     def see(layer: Any, x: Tensor, z: Tensor) -> None:
-        label = layer.name if layer.use == 1 else f"{layer.name} #{layer.use}"
-        densities[label] = _density(x), _density(z)
+        densities[labelled(layer.name, layer.use)] = _density(x), _density(z)
 
     sample(model, batch, see)
     for name in layers or ():

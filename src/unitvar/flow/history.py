@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from unitvar.batchnorm.feed import inner
 from unitvar.flow.meter import Meter
-from unitvar.flow.tally import Layer, Tally
+from unitvar.flow.tally import Layer, Tally, labelled
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -104,7 +104,7 @@ class History:
         self._rows += rows
         if self._writer is not None:
             for row in rows:
-                label = row["name"] if row["use"] == 1 else f"{row['name']} #{row['use']}"
+                label = labelled(row["name"], row["use"])
                 for what in ("mean", "variance", "gradient", "dead", "weight_gradient_norm"):
                     if row[what] is not None:
                         self._writer.add_scalar(f"{what}/{label}", row[what], row["step"])

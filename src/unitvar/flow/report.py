@@ -12,7 +12,7 @@ from torch import nn
 
 from unitvar.batchnorm.moments import Moments
 from unitvar.flow.predict import Prediction
-from unitvar.flow.tally import Layer
+from unitvar.flow.tally import Layer, labelled
 from unitvar.flow.verdict import verdict
 
 if TYPE_CHECKING:
@@ -23,8 +23,26 @@ __all__ = ["LayerFlow", "NormGap", "VarianceReport"]
 Row = dict[str, str | int | float | None]
 
 
+class _Record:
+    """One use of a weight or of a norm."""
+
+    __slots__: tuple[str, ...] = ()
+    name: str
+    use: int
+
+    @property
+    def label(self) -> str:
+        """Give the name, with the number of the use if it is not the first."""
+        return labelled(self.name, self.use)
+
+    @property
+    def row(self) -> Row:
+        """Give a flat, JSON-ready dict."""
+        return {name: _json(getattr(self, name)) for name in self.__slots__}
+
+
 @dataclass(frozen=True, slots=True)
-class LayerFlow:
+class LayerFlow(_Record):
     """What one use of a weight gives, and what comes back to it.
 
     Attributes:
@@ -65,19 +83,9 @@ class LayerFlow:
         means = forward.mean, forward.second, backward.second
         return LayerFlow(layer.name, layer.use, layer.op, size, *means, layer.dead, *told)
 
-    @property
-    def label(self) -> str:
-        """Give the name, with the number of the use if it is not the first."""
-        return self.name if self.use == 1 else f"{self.name} #{self.use}"
-
-    @property
-    def row(self) -> Row:
-        """Give a flat, JSON-ready dict."""
-        return {name: _json(getattr(self, name)) for name in self.__slots__}
-
 
 @dataclass(frozen=True, slots=True)
-class NormGap:
+class NormGap(_Record):
     """What dropout does to what reaches a batch norm.
 
     Attributes:
@@ -106,16 +114,6 @@ class NormGap:
         held = getattr(model.get_submodule(name), "running_var", None)
         running = float(held.double().mean()) if isinstance(held, torch.Tensor) else None
         return NormGap(name, use, float(a.mean()), float(b.mean()), running, gap)
-
-    @property
-    def label(self) -> str:
-        """Give the name, with the number of the use if it is not the first."""
-        return self.name if self.use == 1 else f"{self.name} #{self.use}"
-
-    @property
-    def row(self) -> Row:
-        """Give a flat, JSON-ready dict."""
-        return {name: _json(getattr(self, name)) for name in self.__slots__}
 
 
 @dataclass(frozen=True, eq=False)

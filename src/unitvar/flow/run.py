@@ -65,7 +65,7 @@ def measure(model: nn.Module, batch: Any, *, loss: Loss | None = None, runs: int
             outputs: list[Tally] = []
             for run in range(runs):
                 _run(model, batch, loss, meter, outputs, run)
-            off = _without_noise(model, batch, path)
+            off = _without_noise(model, batch, path) if meter.norms else {}
         seconds = [tally.second or 0.0 for tally in outputs]
         try:
             predicted, why = predict(model, batch, seconds), ""
@@ -217,8 +217,6 @@ def _scalar(value: Any) -> Tensor:
 
 def _without_noise(model: nn.Module, batch: Any, path: Callable[[], str]) -> dict[tuple[str, int], Any]:
     """Measure what reaches each batch norm with all noise off; they still normalise with their batch's statistics."""
-    if not any("BatchNorm" in type(m).__name__ or "batch" in type(m).__name__.lower() for m in model.modules()):
-        return {}
     meter = Meter(model, path, norms=True)
     with dropout_off(model), torch.no_grad(), meter:
         _call(model, batch)

@@ -5,7 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["Layer", "Tally"]
+__all__ = ["Layer", "Tally", "labelled"]
+
+
+def labelled(name: object, use: object) -> str:
+    """Name a use: with its number, if it is not the first."""
+    return str(name) if use == 1 else f"{name} #{use}"
 
 
 class Tally:
