@@ -33,8 +33,8 @@ def initialised(model: nn.Module, how: str) -> nn.Module:
 @given(
     st.integers(2, 5),
     st.sampled_from(sorted(ACTIVATIONS)),
-    st.floats(0.0, 0.6),
-    st.floats(0.3, 2.0),
+    st.floats(0.0, 0.6, allow_subnormal=False),
+    st.floats(0.3, 2.0, allow_subnormal=False),
     st.integers(0, 99),
 )
 @settings(max_examples=15)
