@@ -30,7 +30,7 @@ def preserved(model: nn.Module) -> Iterator[RandomState]:
     with ExitStack() as stack:
         stack.enter_context(torch.inference_mode(False))  # the copies made here outlive it
         start = stack.enter_context(random_state_kept(model))
-        stack.enter_context(_lazy_on_failure(model))
+        stack.enter_context(lazy_on_failure(model))
         stack.enter_context(buffers_kept(model))
         stack.enter_context(evaluating(model))
         stack.enter_context(torch.no_grad())
@@ -68,8 +68,9 @@ def _same_bits(a: Tensor, b: Tensor) -> bool:
 
 
 @contextmanager
-def _lazy_on_failure(model: nn.Module) -> Iterator[None]:
-    saved = [_Uninitialised(module) for module in model.modules() if _waits(module)]
+def lazy_on_failure(model: nn.Module) -> Iterator[None]:
+    """Make lazy modules that a block has materialised lazy again if it fails."""
+    saved = [Uninitialised(module) for module in model.modules() if waits(module)]
     try:
         yield
     except BaseException:
@@ -80,14 +81,15 @@ def _lazy_on_failure(model: nn.Module) -> Iterator[None]:
 
 def uninitialised(model: nn.Module) -> list[str]:
     """Name the lazy layers that no batch has reached yet."""
-    return [name for name, module in model.named_modules() if _waits(module)]
+    return [name for name, module in model.named_modules() if waits(module)]
 
 
-def _waits(module: nn.Module) -> bool:
+def waits(module: nn.Module) -> bool:
+    """Say whether a module has parameters or buffers whose shape is not known yet."""
     return any(is_lazy(t) for t in (*module._parameters.values(), *module._buffers.values()) if t is not None)
 
 
-class _Uninitialised:
+class Uninitialised:
     """Remember a lazy layer, which initialisation changes in class, attributes, hooks and tensors."""
 
     def __init__(self, module: nn.Module) -> None:
@@ -105,6 +107,7 @@ class _Uninitialised:
         ]
 
     def restore(self) -> None:
+        """Forget all shapes again."""
         for tensor, kind, device, dtype in self.tensors:
             tensor.data = torch.empty(0, device=device, dtype=dtype)
             tensor.__class__ = kind

@@ -19,7 +19,7 @@ from unitvar.batchnorm.moments import Moments, batch_moments
 from unitvar.flow.tally import Layer
 from unitvar.rules import RULES
 from unitvar.trace.graph import Op, op_of
-from unitvar.trace.record import _storage, _tensors
+from unitvar.trace.record import storage_of, tensors_in
 
 __all__ = ["Meter"]
 
@@ -111,7 +111,7 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if backward and not torch.is_grad_enabled():
             return func(*args, **kwargs)
         op = op_of(func)
-        owners = [self._owner(t) for t in _tensors(args)]
+        owners = [self._owner(t) for t in tensors_in(args)]
         fresh = self.fresh
         if fresh is not None:
             self._wait(fresh)
@@ -134,12 +134,12 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if is_lazy(tensor) or tensor.is_meta:
             return
         start = int(tensor.storage_offset())
-        self.owners.setdefault(_storage(tensor), []).append((start, start + max(1, tensor.numel()), name))
+        self.owners.setdefault(storage_of(tensor), []).append((start, start + max(1, tensor.numel()), name))
         self.sizes[name] = tensor.numel() if name else 0
 
     def _owner(self, tensor: Tensor) -> str | None:
         """Name the parameter that a tensor is a view of or was computed from; "" for buffers, None for signals."""
-        storage = _storage(tensor)
+        storage = storage_of(tensor)
         found = self.owners.get(storage)
         if found is None:
             return self.derived[storage][1] if storage in self.derived else None
@@ -153,8 +153,8 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if op.random:
             return
         name = max(names, key=self.sizes.__getitem__, default="")
-        for tensor in [out] if isinstance(out, Tensor) else _tensors(out if isinstance(out, (tuple, list)) else ()):
-            storage = _storage(tensor)
+        for tensor in [out] if isinstance(out, Tensor) else tensors_in(out if isinstance(out, (tuple, list)) else ()):
+            storage = storage_of(tensor)
             if storage not in self.owners:
                 self.derived[storage] = tensor, name
 
@@ -176,7 +176,7 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
             name = self._owner(operand) if operand is not None and operand.dim() > 1 else None
             if not name:
                 continue
-            x = next((t for t in _tensors(args) if t is not operand and t.dim() and self._owner(t) is None), None)
+            x = next((t for t in tensors_in(args) if t is not operand and t.dim() and self._owner(t) is None), None)
             if backward:  # a checkpoint computes it again
                 self.fresh = _Fresh(out, None, name, None)
             else:

@@ -11,7 +11,7 @@ from torch import nn
 
 from unitvar.initialize.options import Options
 from unitvar.propagate import Propagation, gradients, known, propagate
-from unitvar.propagate.candidates import _LAYERS, candidates
+from unitvar.propagate.candidates import LAYERS, candidates
 from unitvar.propagate.given import actual, ancestors
 from unitvar.propagate.uses import followed
 from unitvar.rules import Rule
@@ -72,7 +72,7 @@ def _weight_ops(graph: Graph) -> Iterator[tuple[Node, Rule]]:
 
 
 def _uses(node: Node, rule: Rule, found: Propagation, back: dict[int, float]) -> Iterator[tuple[str, Prediction]]:
-    if node.name in _LAYERS:
+    if node.name in LAYERS:
         yield from _recurrent(node, rule, found)
         return
     output = node.outputs[0]

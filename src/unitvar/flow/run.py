@@ -17,8 +17,8 @@ from unitvar.flow.predict import predict
 from unitvar.flow.report import LayerFlow, NormGap, VarianceReport
 from unitvar.flow.tally import Tally
 from unitvar.stochastic import dropout_off
-from unitvar.trace.record import _flat
-from unitvar.trace.run import _explained, call, check_example, lazy_kept, materialised
+from unitvar.trace.record import flattened
+from unitvar.trace.run import call, check_example, explained, lazy_kept, materialised
 from unitvar.trace.untouched import modules_tracked, untouched, values_kept
 
 __all__ = ["measure", "sample"]
@@ -170,7 +170,7 @@ def _call(model: nn.Module, batch: Any) -> Any:
     try:
         return call(model, batch)
     except Exception as error:
-        raise _explained(error, batch) from error.__cause__
+        raise explained(error, batch) from error.__cause__
 
 
 def _run(model: nn.Module, batch: Any, loss: Loss | None, meter: Meter, outputs: list[Tally], run: int) -> None:
@@ -179,7 +179,7 @@ def _run(model: nn.Module, batch: Any, loss: Loss | None, meter: Meter, outputs:
         with meter:
             result = _call(model, batch)
         meter.settle()
-        floats = [t for t in _flat(result) if isinstance(t, Tensor) and t.is_floating_point()]
+        floats = [t for t in flattened(result) if isinstance(t, Tensor) and t.is_floating_point()]
         outputs += [Tally() for _ in range(len(floats) - len(outputs))]
         for tensor, tally in zip(floats, outputs, strict=False):
             if tensor.requires_grad:

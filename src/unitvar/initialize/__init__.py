@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from unitvar.batchnorm.feed import device_of, inner, moved
-from unitvar.batchnorm.preserve import _lazy_on_failure, uninitialised
+from unitvar.batchnorm.preserve import lazy_on_failure, uninitialised
 from unitvar.initialize import fill, measured
 from unitvar.initialize.layers import LayerPlan, Plan
 from unitvar.initialize.options import Options, Overrides
@@ -112,7 +112,7 @@ def initialize_(
     options = Options(mode, distribution, only, inputs, rules, strict, method)
     check_example(example)
     model = inner(model)
-    with torch.inference_mode(False), _lazy_on_failure(model):
+    with torch.inference_mode(False), lazy_on_failure(model):
         _materialise(model, example)
         made = planned(model, example, options)
         parameters = dict(model.named_parameters())

@@ -19,8 +19,8 @@ from torch import Tensor
 from unitvar.propagate.alike import JOINED, Alike
 from unitvar.propagate.given import actual, arguments, realised
 from unitvar.propagate.grid import Field
-from unitvar.propagate.replay import _called
-from unitvar.propagate.sample import _MOST
+from unitvar.propagate.replay import replayed
+from unitvar.propagate.sample import MOST
 from unitvar.propagate.state import State
 from unitvar.propagate.walk import Propagation
 from unitvar.rules import Moments, Rule
@@ -205,7 +205,7 @@ class _Reverse:
         drawn = {id(v): _draws(self.states[id(v)], generator) for v in node.inputs}
         leaves = {key: values.requires_grad_(key in signals) for key, (values, _) in drawn.items()}
         try:
-            out = _called(node, tuple(leaves[id(a)] if isinstance(a, Value) else a for a in node.args))
+            out = replayed(node, tuple(leaves[id(a)] if isinstance(a, Value) else a for a in node.args))
             slopes = torch.autograd.grad(out.double().sum(), [leaves[key] for key in signals], allow_unused=True)
         except (RuntimeError, TypeError, NotImplementedError):  # an op that has no gradient
             return
@@ -226,7 +226,7 @@ class _Reverse:
             self.add(value, float(gradient.double().square().sum()) if gradient is not None else 0.0)
 
     def _autograd(self, node: Node, outputs: list[Value]) -> tuple[Tensor | None, ...]:
-        if any(_count(v) > _MOST for v in node.inputs):
+        if any(_count(v) > MOST for v in node.inputs):
             raise ValueError("too large to be run")
         generator = torch.Generator().manual_seed(0)
         leaves: list[Tensor] = []

@@ -12,10 +12,10 @@ from unitvar.rules.recurrence import FLAVOURS, LONGEST, SHARE, Stack, solved
 from unitvar.rules.recurrent import Call, alike, projection
 from unitvar.trace import Node, Value
 
-__all__ = ["Candidate", "candidates", "recurrent"]
+__all__ = ["LAYERS", "Candidate", "candidates", "recurrent"]
 
 _CELLS = tuple(f"aten.{flavour}_cell" for flavour in FLAVOURS)
-_LAYERS = tuple(f"aten.{flavour}" for flavour in FLAVOURS)
+LAYERS = tuple(f"aten.{flavour}" for flavour in FLAVOURS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +37,12 @@ class Candidate:
 
 def recurrent(node: Node) -> bool:
     """Say whether an op is a recurrence, of one step or many."""
-    return node.name in _LAYERS or node.name in _CELLS
+    return node.name in LAYERS or node.name in _CELLS
 
 
 def candidates(node: Node, rule: Rule, state: Callable[[Value], State]) -> Iterator[Candidate]:
     """Give every weight of an op."""
-    if node.name in _LAYERS:
+    if node.name in LAYERS:
         yield from _recurrent(node, state)
         return
     if node.name in _CELLS:

@@ -13,7 +13,7 @@ from unitvar.propagate.uses import followed
 from unitvar.propagate.walk import Walk
 from unitvar.trace import Node, Value
 
-__all__ = ["replay"]
+__all__ = ["replay", "replayed"]
 
 # A grid is float64 on the CPU, whatever the model computes in and where.
 _UNUSED = {"dtype", "layout", "device", "pin_memory", "memory_format"}
@@ -28,7 +28,7 @@ def replay(walk: Walk, node: Node) -> bool:
     states = walk.read(node.args)
     if any(isinstance(s, tuple) and any(isinstance(t, State) for t in s) for s in states):
         return False
-    made = evaluate(node.name, lambda *values: _called(node, values), states)
+    made = evaluate(node.name, lambda *values: replayed(node, values), states)
     if made is None:
         return False
     if made.has_field:  # else it has said so itself
@@ -53,7 +53,7 @@ def _bias(walk: Walk, node: Node) -> bool:
     return False
 
 
-def _called(node: Node, values: tuple[Any, ...]) -> Any:
+def replayed(node: Node, values: tuple[Any, ...]) -> Any:
     """Call an op on grids: arguments in schema order, masks as booleans."""
     name = node.name
     positional: list[Any] = []

@@ -13,16 +13,16 @@ from unitvar.propagate.given import arguments
 from unitvar.rules import Moments
 from unitvar.trace import Node, Value
 
-__all__ = ["sampled", "sampled_backward"]
+__all__ = ["MOST", "sampled", "sampled_backward"]
 
-_MOST = 1 << 22  # elements; larger tensors are not worth it
+MOST = 1 << 22  # elements; larger tensors are not worth it
 
 
 def sampled(node: Node, as_moments: Callable[[Any, Mapping[int, Moments]], Any]) -> tuple[Moments, ...]:
     """Estimate the moments of an op's outputs; where it cannot be run, pass its input's on."""
     first = next((as_moments(v, {}) for v in node.inputs), Moments(0.0, 1.0))
     unknown = tuple(first.like(cross=None) for _ in node.outputs)
-    if any(math.prod(v.shape) > _MOST for v in node.inputs):
+    if any(math.prod(v.shape) > MOST for v in node.inputs):
         return unknown
     try:
         with torch.no_grad():
@@ -46,7 +46,7 @@ def sampled_backward(
     node: Node, as_moments: Callable[[Any, Mapping[int, Moments]], Any], replaced: Mapping[int, Moments]
 ) -> float:
     """Estimate E[g_in²] / E[g_out²] of an op's first signal by autograd; 1 where that cannot be done."""
-    if any(math.prod(v.shape) > _MOST for v in node.inputs):
+    if any(math.prod(v.shape) > MOST for v in node.inputs):
         return 1.0
     leaves: list[Tensor] = []
     try:

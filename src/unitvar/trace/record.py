@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from unitvar.trace.graph import Graph, Node, Op, Value, op_of
 
-__all__ = ["Recorder"]
+__all__ = ["Recorder", "flattened", "storage_of", "tensors_in"]
 
 MERGE = "unitvar.merge"
 # Frequent ops whose output has the shape of their first argument: known without asking.
@@ -51,7 +51,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.real: dict[int, int] = {}  # storage of a stand-in → storage of what it stands for
         self.merged: dict[int, tuple[int, Value]] = {}
         self.clock = 0
-        self.owners: dict[int, Value] = {_storage(t): v for t, v in named.values() if v.kind == "parameter"}
+        self.owners: dict[int, Value] = {storage_of(t): v for t, v in named.values() if v.kind == "parameter"}
 
     def input(self, tensor: Tensor, name: str) -> Tensor:
         """Make a tensor an input of the graph; return what to feed the model instead of it."""
@@ -67,9 +67,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Run an op and record it."""
         kwargs = kwargs or {}
         op = op_of(func)
-        tensors = list(_tensors(args))
+        tensors = list(tensors_in(args))
         if kwargs:
-            tensors += _tensors(kwargs.values())
+            tensors += tensors_in(kwargs.values())
         if not op.random and not any(self._tracked(t) for t in tensors):
             return func(*args, **kwargs)  # a constant
         if op.inquiry or op.name.startswith("prim."):  # ``x.device`` and the like
@@ -85,13 +85,13 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         node = Node(op, tuple(self._named(a) for a in bound), self.path())
         out = self._run(func, args, kwargs, tensors)
         # An out= op hands back its target, an in-place op its own argument: those are rebound below.
-        outs = [out] if isinstance(out, Tensor) else [o for o in _flat(out) if isinstance(o, Tensor)]
+        outs = [out] if isinstance(out, Tensor) else [o for o in flattened(out) if isinstance(o, Tensor)]
         self.graph.nodes.append(node)
         kind = "activation"
         if not op.random and all(v.kind in ("parameter", "derived", "constant", "buffer") for v in node.inputs):
             kind = "derived" if any(v.kind in ("parameter", "derived") for v in node.inputs) else "buffer"
         if op.written:
-            targets = [t for i in op.written for t in _tensors((bound[i],))]
+            targets = [t for i in op.written for t in tensors_in((bound[i],))]
             node.outputs = tuple(self._write(t, kind, node) for t in targets)
             for tensor, value in zip(outs, node.outputs, strict=False):
                 self.bound[id(tensor)] = (tensor, value, self.clock)  # type: ignore[assignment]
@@ -152,12 +152,12 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 with torch.inference_mode(False):
                     fake = self._fake_like(tensor)
             found = self.stand_ins[id(tensor)] = tensor, fake
-            self.real[_storage(fake)] = _storage(tensor)
+            self.real[storage_of(fake)] = storage_of(tensor)
             entry = self.bound.get(id(tensor))
             if entry is not None:
                 self.bound[id(fake)] = (fake, entry[1], entry[2])
                 if entry[1].kind == "parameter":
-                    self.owners[_storage(fake)] = entry[1]
+                    self.owners[storage_of(fake)] = entry[1]
         return found[1]
 
     def _fake_like(self, tensor: Tensor) -> Tensor:
@@ -199,7 +199,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return value
 
     def _key(self, tensor: Tensor) -> int:
-        storage = _storage(tensor)
+        storage = storage_of(tensor)
         return self.real.get(storage, storage)
 
     def _write(self, tensor: Tensor, kind: str, node: Node) -> Value:
@@ -214,7 +214,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _bind(self, tensor: Tensor, value: Value) -> Value:
         if value.kind == "derived":
-            owner = self.owners.get(_storage(tensor))
+            owner = self.owners.get(storage_of(tensor))
             if owner is not None:
                 value.parameter = owner
                 value.layout = tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset())
@@ -227,7 +227,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def outputs(self, result: Any) -> None:
         """Note what the model returned."""
-        self.graph.outputs = [self.bound[id(t)][1] for t in _flat(result) if id(t) in self.bound]
+        self.graph.outputs = [self.bound[id(t)][1] for t in flattened(result) if id(t) in self.bound]
 
 
 def _fits(args: tuple[Any, ...]) -> bool:
@@ -243,7 +243,8 @@ def _merge(self: Tensor, written: Tensor) -> Tensor:
 _MERGE_OP = Op(_merge, MERGE, ("self", "written", "shares"), (None, None, None), (), False, False, False)
 
 
-def _storage(tensor: Tensor) -> int:
+def storage_of(tensor: Tensor) -> int:
+    """Identify the memory that a tensor views."""
     try:
         return int(tensor.untyped_storage()._cdata)
     except (RuntimeError, NotImplementedError):  # sparse tensors and the like have none
@@ -272,23 +273,24 @@ def _end(tensor: Tensor) -> int:
     return int(tensor.storage_offset()) + reach + 1
 
 
-def _tensors(args: Any) -> Iterator[Tensor]:
+def tensors_in(args: Any) -> Iterator[Tensor]:
+    """Walk the tensors of nested arguments."""
     for arg in args:
         if isinstance(arg, Tensor):
             yield arg
         elif isinstance(arg, (list, tuple)):
-            yield from _tensors(arg)
+            yield from tensors_in(arg)
 
 
-def _flat(result: Any) -> Iterator[Any]:
+def flattened(result: Any) -> Iterator[Any]:
     """Walk whatever a model may return."""
     if isinstance(result, (list, tuple, set)):
         for item in result:
-            yield from _flat(item)
+            yield from flattened(item)
     elif isinstance(result, dict) or (hasattr(result, "values") and callable(result.values)):
         if not isinstance(result, Tensor):
             for item in result.values():
-                yield from _flat(item)
+                yield from flattened(item)
         else:
             yield result
     else:

@@ -12,12 +12,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.utils.rnn import PackedSequence
 
 from unitvar.batchnorm.feed import device_of, moved
-from unitvar.batchnorm.preserve import _Uninitialised, _waits
+from unitvar.batchnorm.preserve import Uninitialised, waits
 from unitvar.trace.graph import Graph, Op, Value
 from unitvar.trace.record import Recorder
 from unitvar.trace.untouched import attributes_kept, modules_tracked, plain_kept, untouched, values_kept
 
-__all__ = ["call", "lazy_kept", "materialised", "trace"]
+__all__ = ["call", "check_example", "explained", "lazy_kept", "materialised", "trace"]
 
 _REMEDY = "If it came from a loader as (input, target), the target is not the model's input: pass batch[0]."
 
@@ -55,7 +55,7 @@ def trace(model: nn.Module, example: Any, *, training: bool = True, known: Calla
                 return _record(model, example, fake, known, training)
         except Exception as error:
             if on_meta:
-                raise _explained(error, example) from error
+                raise explained(error, example) from error
         with values_kept(model):
             try:
                 with torch.inference_mode():
@@ -65,7 +65,7 @@ def trace(model: nn.Module, example: Any, *, training: bool = True, known: Calla
                     with torch.no_grad():
                         return _record(model, example, None, known, training)
                 except Exception:
-                    raise _explained(first, example) from first.__cause__
+                    raise explained(first, example) from first.__cause__
 
 
 def _record(
@@ -121,30 +121,31 @@ def call(model: nn.Module, example: Any) -> Any:
     return model(example)
 
 
-def _explained(error: Exception, example: Any) -> Exception:
+def explained(error: Exception, example: Any) -> Exception:
+    """Add what the example may have to do with an error."""
     if isinstance(example, tuple) and len(example) > 1 and not hasattr(example, "_fields"):
-        explained = TypeError(
+        clearer = TypeError(
             f"The model rejected the example's {len(example)} elements as positional arguments: {error} {_REMEDY}"
         )
-        explained.__cause__ = error
-        return explained
+        clearer.__cause__ = error
+        return clearer
     return error
 
 
 def materialised(model: nn.Module, example: Any) -> None:
     """Run a model with lazy layers once, so that they learn their shapes."""
-    if any(_waits(module) for module in model.modules()):
+    if any(waits(module) for module in model.modules()):
         with torch.no_grad(), values_kept(model):
             try:
                 call(model, example)
             except Exception as error:
-                raise _explained(error, example) from error.__cause__
+                raise explained(error, example) from error.__cause__
 
 
 @contextmanager
 def lazy_kept(model: nn.Module) -> Iterator[None]:
     """Make lazy layers lazy again."""
-    saved = [_Uninitialised(module) for module in model.modules() if _waits(module)]
+    saved = [Uninitialised(module) for module in model.modules() if waits(module)]
     with ExitStack() as stack:
         for module in saved:
             stack.callback(module.restore)
