@@ -155,3 +155,61 @@ def test_a_model_that_was_watched_has_no_hooks_left() -> None:
         raise KeyboardInterrupt
     assert state(model)["hooks"] == before["hooks"]
     assert not any(p._backward_hooks for p in model.parameters())
+
+
+@pytest.mark.parametrize(
+    "body", [nn.RReLU(), nn.TransformerEncoderLayer(8, 2, 16), nn.Dropout(0.3)], ids=lambda m: type(m).__name__
+)
+def test_no_random_number_is_used_up(body: nn.Module) -> None:
+    model, x = nn.Sequential(nn.Linear(8, 8), body, nn.Linear(8, 8)), torch.randn(4, 3, 8)
+    before = torch.get_rng_state()
+    unitvar.measure(model, x)
+    unitvar.plan(model, x)
+    unitvar.initialize_(model, x, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_a_failed_initialisation_uses_up_no_random_number() -> None:
+    model, before = nn.Linear(8, 8), torch.get_rng_state()
+    with pytest.raises(ValueError, match="no scale can make 1"):
+        unitvar.initialize_(model, torch.full((4, 8), torch.nan), method="measured")
+    assert torch.equal(before, torch.get_rng_state())
+
+
+class Writes(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x.mul_(3.0))
+
+
+def test_a_model_that_writes_to_its_input_gets_a_copy() -> None:
+    model, x = Writes(), torch.randn(64, 8)
+    given = x.clone()
+    with torch.no_grad():
+        expected = model.layer(3 * x).square().mean().item()
+    assert unitvar.measure(model, x)["layer.weight"].variance == pytest.approx(expected, rel=1e-5)
+    unitvar.initialize_(model, x, method="measured")
+    assert torch.equal(x, given)
+
+
+def test_a_measurement_is_no_step_of_training() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
+    with unitvar.watch(model, every=1) as history:
+        unitvar.measure(model, torch.randn(4, 8))
+    assert (history.steps, history.rows) == (0, [])
+
+
+@pytest.mark.usefixtures("untyped")
+@pytest.mark.parametrize("call", [unitvar.plan, unitvar.initialize_, unitvar.measure])
+def test_what_is_no_module_is_named(call: Any) -> None:
+    with pytest.raises(TypeError, match="model is a function, not an nn"):
+        call(lambda x: x, torch.randn(2, 8))
+
+
+def test_a_cell_is_measured_and_not_predicted() -> None:
+    report = unitvar.measure(nn.LSTMCell(8, 16), torch.randn(64, 8))
+    assert {layer.name for layer in report} == {"weight_ih", "weight_hh"}
+    assert all(layer.predicted_variance is None and layer.predicted_gradient is None for layer in report)

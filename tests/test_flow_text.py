@@ -75,6 +75,10 @@ def test_words_stand_there_only_when_it_is_so(total: float, count: int) -> None:
     assert text.endswith("steady") == (1 / STEADY <= 10**total <= STEADY)
 
 
+def test_two_layers_have_no_depth() -> None:
+    assert verdict("it", ["a", "b"], [1.0, 1e-9]) == "it falls to 1e-09 of itself from a to b: steady"
+
+
 def test_one_jump_is_no_trend() -> None:
     """A global average pool before the last layer shrinks all gradients before it once."""
     text = verdict("it", list("abcdefghij"), [1.0, *([1e-4, 1.1e-4, 0.9e-4] * 3)])

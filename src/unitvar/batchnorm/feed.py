@@ -17,6 +17,8 @@ def inner(model: nn.Module) -> nn.Module:
 
     Their forward would synchronise ranks at every batch, or run code in which BatchNorm is no module any more.
     """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model is a {type(model).__name__}, not an nn.Module.")
     wrappers = (nn.parallel.DistributedDataParallel, nn.DataParallel)
     while True:
         if isinstance(model, wrappers):

@@ -85,7 +85,8 @@ class History:
         self._finish()
 
     def _called(self, module: nn.Module, inputs: Any) -> None:
-        if not module.training or not torch.is_grad_enabled():
+        # A measurement is no step of training, nor is what it runs.
+        if not module.training or not torch.is_grad_enabled() or Meter.measuring:
             return
         step, self.steps = self.steps, self.steps + 1
         if self._step is not None:

@@ -56,6 +56,8 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         sampler: is given each layer, what reaches its weight, and its pre-activation.
     """
 
+    measuring = 0  # how many calls of measure() are under way
+
     def __init__(
         self, model: nn.Module, path: Callable[[], str], *, norms: bool = False, sampler: Sampler | None = None
     ) -> None:

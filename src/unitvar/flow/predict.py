@@ -67,7 +67,13 @@ def _predicted(graph: Graph, outputs: Sequence[float]) -> dict[tuple[str, int], 
 def _weight_ops(graph: Graph) -> Iterator[tuple[Node, Rule]]:
     for node in graph.nodes:
         rule = find(node.name, getattr(node.op.func, "_overloadname", ""), {})
-        if rule is not None and rule.weights and any(o is not None and o.kind == "activation" for o in node.outputs):
+        # Of a cell, only the state it gives is known, not what its weights give.
+        if (
+            rule is not None
+            and rule.weights
+            and not node.name.endswith("_cell")
+            and any(o is not None and o.kind == "activation" for o in node.outputs)
+        ):
             yield node, rule
 
 

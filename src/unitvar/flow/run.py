@@ -9,16 +9,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import PackedSequence
 
 from unitvar.batchnorm.feed import device_of, inner, moved
 from unitvar.flow.meter import Meter, Sampler
 from unitvar.flow.predict import predict
 from unitvar.flow.report import LayerFlow, NormGap, VarianceReport
 from unitvar.flow.tally import Tally
-from unitvar.stochastic import dropout_off
+from unitvar.stochastic import dropout_off, random_state_kept
 from unitvar.trace.record import flattened
-from unitvar.trace.run import call, check_example, explained, lazy_kept, materialised
+from unitvar.trace.run import call, check_example, copied, explained, lazy_kept, materialised
 from unitvar.trace.untouched import modules_tracked, untouched, values_kept
 
 __all__ = ["measure", "sample"]
@@ -68,7 +67,8 @@ def measure(model: nn.Module, batch: Any, *, loss: Loss | None = None, runs: int
             off = _without_noise(model, batch, path) if meter.norms else {}
         seconds = [tally.second or 0.0 for tally in outputs]
         try:
-            predicted, why = predict(model, batch, seconds), ""
+            with random_state_kept(model):
+                predicted, why = predict(model, copied(batch), seconds), ""
         except Exception as error:  # a model that runs, but not under the recorder
             predicted, why = {}, f"{type(error).__name__}: {error}"
     layers = [LayerFlow.of(layer, predicted.get(key), runs) for key, layer in meter.layers.items()]
@@ -91,7 +91,7 @@ def sample(model: nn.Module, batch: Any, sampler: Sampler) -> None:
     with _prepared(model, batch) as batch, _running(model) as path, torch.no_grad():
         meter = Meter(model, path, sampler=sampler)
         with meter:
-            _call(model, batch)
+            _call(model, copied(batch))
         meter.settle()
 
 
@@ -111,7 +111,7 @@ def _prepared(model: nn.Module, batch: Any) -> Iterator[Any]:
     if device.type == "meta":
         raise ValueError("The model is on the meta device, where nothing flows: use model.to_empty(device=...) first.")
     with torch.inference_mode(False), lazy_kept(model):
-        batch = moved(_detached(batch), device)
+        batch = moved(copied(batch), device)
         with untouched(model, attributes=False):
             materialised(model, batch)
         yield batch
@@ -127,7 +127,11 @@ def _running(model: nn.Module) -> Iterator[Callable[[], str]]:
             stack.enter_context(torch.jit.optimized_execution(False))  # type: ignore[attr-defined]
         torch.clear_autocast_cache()  # casts made before the run cannot be followed back to their parameters
         paths = stack.enter_context(modules_tracked(model))
-        yield lambda: paths[-1]
+        Meter.measuring += 1
+        try:
+            yield lambda: paths[-1]
+        finally:
+            Meter.measuring -= 1
 
 
 @contextmanager
@@ -175,6 +179,7 @@ def _call(model: nn.Module, batch: Any) -> Any:
 
 def _run(model: nn.Module, batch: Any, loss: Loss | None, meter: Meter, outputs: list[Tally], run: int) -> None:
     meter.begin()
+    batch = copied(batch)  # a model may write to its input
     with torch.enable_grad():
         with meter:
             result = _call(model, batch)
@@ -219,23 +224,9 @@ def _without_noise(model: nn.Module, batch: Any, path: Callable[[], str]) -> dic
     """Measure what reaches each batch norm with all noise off; they still normalise with their batch's statistics."""
     meter = Meter(model, path, norms=True)
     with dropout_off(model), torch.no_grad(), meter:
-        _call(model, batch)
+        _call(model, copied(batch))
     assert meter.norms is not None
     return dict(meter.norms)
-
-
-def _detached(batch: Any) -> Any:
-    """Cut a batch off from whatever computed it; what required gradients still does."""
-    if isinstance(batch, Tensor):
-        cut = batch.clone() if batch.is_inference() else batch.detach()
-        return cut.requires_grad_(batch.requires_grad)
-    if isinstance(batch, PackedSequence):
-        return PackedSequence(_detached(batch.data), *batch[1:])
-    if isinstance(batch, dict):
-        return {key: _detached(value) for key, value in batch.items()}
-    if type(batch) in (tuple, list):
-        return type(batch)(_detached(value) for value in batch)
-    return batch
 
 
 def _floats(batch: Any) -> Iterator[Tensor]:

@@ -16,10 +16,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-__all__ = ["AGREEING", "STEADY", "trend", "verdict"]
+__all__ = ["AGREEING", "FEWEST", "STEADY", "trend", "verdict"]
 
 STEADY = 10.0
 """Over the whole depth, the trend of what is steady stays within this factor, up or down."""
+FEWEST = 3
+"""Layers that it takes to speak of depth at all."""
 AGREEING = 0.75
 """The share of pairs of layers that must change in the direction of the trend for it to be one."""
 
@@ -52,7 +54,7 @@ def verdict(what: str, labels: Sequence[str], values: Sequence[float | None]) ->
         return f"{what} is 0 at {len(known) - len(positive)} of {len(known)} layers: vanishing"
     factor, share = trend([value for _, value in positive])
     word = "exploding" if factor > STEADY else "vanishing" if factor < 1 / STEADY else "steady"
-    word = word if share >= AGREEING else "steady"
+    word = word if share >= AGREEING and len(positive) >= FEWEST else "steady"
     change = f"grows {factor:.2g}-fold" if factor >= 1 else f"falls to {factor:.2g} of itself"
     change = "holds" if 0.95 < factor < 1.05 else change
     return f"{what} {change} from {positive[0][0]} to {positive[-1][0]}: {word}"

@@ -91,7 +91,8 @@ def initialize_(
         model: as in :func:`plan`, changed in place.
         example: as in :func:`plan`; real data for ``method="measured"`` or ``inputs="measured"``.
         method: ``"analytic"``, or ``"measured"``: then one forward pass with dropout on rescales each weight when its
-            output appears, so that it has unit second moment on this batch, whatever the ops.
+            output appears, so that it has unit second moment on this batch, whatever the ops. (Recurrences, whose ops
+            show no pre-activation, keep their analytic scale.)
         mode: as in :func:`plan`.
         distribution: as in :func:`plan`.
         only: as in :func:`plan`.

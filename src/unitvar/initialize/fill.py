@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from unitvar import init
 from unitvar.initialize.layers import LayerPlan, Plan
+from unitvar.stochastic import RandomState
 
 __all__ = ["fill", "kept_on_failure"]
 
@@ -61,9 +62,10 @@ def _draw(parameter: Tensor, layer: LayerPlan, plan: Plan, generator: torch.Gene
 
 
 class kept_on_failure:  # noqa: N801  # a context manager, named like a function
-    """Put parameters back, bit by bit, if a block fails."""
+    """Put parameters back, bit by bit, and the random state, if a block fails."""
 
     def __init__(self, parameters: Iterable[Tensor]) -> None:
+        self.random = RandomState.read()
         self.saved = [(p, p.detach().clone()) for p in parameters if not p.is_meta]
 
     def __enter__(self) -> None:
@@ -71,6 +73,7 @@ class kept_on_failure:  # noqa: N801  # a context manager, named like a function
 
     def __exit__(self, kind: object, *_: object) -> None:
         if kind is not None:
+            self.random.restore()
             with torch.no_grad():
                 for parameter, values in self.saved:
                     parameter.copy_(values)

@@ -13,7 +13,7 @@ from unitvar.batchnorm.feed import device_of, moved
 from unitvar.initialize.layers import Plan
 from unitvar.rules import RULES
 from unitvar.trace.graph import op_of
-from unitvar.trace.run import call
+from unitvar.trace.run import call, copied
 from unitvar.trace.untouched import untouched, values_kept
 
 __all__ = ["rescale"]
@@ -65,5 +65,5 @@ def rescale(model: nn.Module, example: Any, plan: Plan) -> dict[str, float]:
     }
     rescaler = _Rescaler(weights)
     with untouched(model), values_kept(model), torch.inference_mode(), rescaler:
-        call(model, moved(example, device_of(model)))
+        call(model, moved(copied(example), device_of(model)))
     return rescaler.factors

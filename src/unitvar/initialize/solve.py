@@ -14,6 +14,7 @@ from unitvar.initialize.options import Options
 from unitvar.initialize.table import path_of
 from unitvar.propagate import Propagation, Use, Weighing, known, propagate
 from unitvar.propagate.uses import placed
+from unitvar.stochastic import random_state_kept
 from unitvar.trace import Graph, trace
 
 __all__ = ["planned"]
@@ -75,12 +76,13 @@ class _Pass:
 def planned(model: nn.Module, example: Any, options: Options) -> Plan:
     """Trace a model and solve for its scales."""
     options.check_patterns(model)
-    graphs = [trace(model, example, known=lambda op: known(op, options.overrides))]
-    try:
-        return _planned(model, example, options, graphs)
-    finally:
-        for graph in graphs:
-            graph.release()
+    with random_state_kept(model):  # also what a stand-in without data has drawn
+        graphs = [trace(model, example, known=lambda op: known(op, options.overrides))]
+        try:
+            return _planned(model, example, options, graphs)
+        finally:
+            for graph in graphs:
+                graph.release()
 
 
 def _planned(model: nn.Module, example: Any, options: Options, graphs: list[Graph]) -> Plan:

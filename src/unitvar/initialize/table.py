@@ -46,7 +46,7 @@ def _layer(layer: LayerPlan, wide: int) -> list[str]:
 
 def _stability(plan: Plan) -> str:
     if not plan.depth:
-        return "chi: every path has its norms; deviations do not add up"
+        return "chi: no two weights without a norm between them; deviations do not add up"
     said = f"chi {plan.chi:.3f} a layer over {plan.depth} layers without a norm"
     if plan.chi <= 1 + 1e-6:
         return f"{said}: deviations do not grow"

@@ -100,9 +100,14 @@ class _Ray:
 
 
 def _alone(function: Callable[..., Any], *arguments: Any) -> Any:
+    threads = torch.get_num_threads()
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)
-    return function(*arguments)
+    try:
+        return function(*arguments)
+    finally:  # a process of the cluster serves others after us
+        torch.set_flush_denormal(False)
+        torch.set_num_threads(threads)
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from unitvar.trace.graph import Graph, Op, Value
 from unitvar.trace.record import Recorder
 from unitvar.trace.untouched import attributes_kept, modules_tracked, plain_kept, untouched, values_kept
 
-__all__ = ["call", "check_example", "explained", "lazy_kept", "materialised", "trace"]
+__all__ = ["call", "check_example", "copied", "explained", "lazy_kept", "materialised", "trace"]
 
 _REMEDY = "If it came from a loader as (input, target), the target is not the model's input: pass batch[0]."
 
@@ -121,11 +121,24 @@ def call(model: nn.Module, example: Any) -> Any:
     return model(example)
 
 
+def copied(batch: Any) -> Any:
+    """Copy the tensors of an example, cut off from whatever computed them: a model may write to its input."""
+    if isinstance(batch, Tensor):
+        return batch.detach().clone().requires_grad_(batch.requires_grad)
+    if isinstance(batch, PackedSequence):
+        return PackedSequence(copied(batch.data), *batch[1:])
+    if isinstance(batch, dict):
+        return {key: copied(value) for key, value in batch.items()}
+    if type(batch) in (tuple, list):
+        return type(batch)(copied(value) for value in batch)
+    return batch
+
+
 def explained(error: Exception, example: Any) -> Exception:
     """Add what the example may have to do with an error."""
     if isinstance(example, tuple) and len(example) > 1 and not hasattr(example, "_fields"):
         clearer = TypeError(
-            f"The model rejected the example's {len(example)} elements as positional arguments: {error} {_REMEDY}"
+            f"The model rejected the example's {len(example)} elements as positional arguments: {error}. {_REMEDY}"
         )
         clearer.__cause__ = error
         return clearer
