@@ -1,0 +1,49 @@
+"""A section of the report: one result beside the paper's claim, and how its numbers are written."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from unitvar.paper.statistics import Estimate
+
+__all__ = ["Grid", "Payload", "Section", "mean", "percent"]
+
+Payload = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A table: its heads, its rows of cells, and what it shows."""
+
+    caption: str
+    heads: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True)
+class Section:
+    """One result: the paper's claim beside ours."""
+
+    title: str
+    claim: str
+    found: tuple[str, ...]
+    """Sentences; the first is the headline."""
+
+    ran: str
+    """Seeds and sizes."""
+
+    tables: tuple[Grid, ...] = ()
+    pictures: tuple[str, ...] = field(default=())
+
+
+def mean(values: Sequence[float]) -> float:
+    """Return the mean of some values."""
+    return sum(values) / len(values)
+
+
+def percent(value: Mapping[str, float]) -> str:
+    """Write a saved estimate in percent, with its interval unless that is of one seed."""
+    found = Estimate(**value)
+    return f"{100 * found.mean:.2f}" if found.half_width == float("inf") else found.percent()

@@ -1,0 +1,133 @@
+"""Initialisations compared by training: MNIST and the digits."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from unitvar.paper.comparison import NAMES
+from unitvar.paper.findings.section import Grid, Payload, Section, percent
+from unitvar.paper.statistics import Estimate
+
+__all__ = ["digits", "mnist"]
+
+
+def mnist(p: Payload) -> Section:
+    """Figure 2."""
+    raw = [row for row in p["rows"] if row["inputs"] == "raw"]
+    found = [_panel(own) for own in _panels(raw) if len(own) > 1]
+    done, base = p["done"], p["config"]["base"]
+    scale = "Full size" if p["config"]["scale"] == "paper" else "Small size"
+    grids = [_comparison("Raw pixels, as released", raw)]
+    standardised = [row for row in p["rows"] if row["inputs"] != "raw"]
+    if standardised:
+        grids.append(_comparison("Standardised pixels", standardised))
+    return Section(
+        "Figure 2: MNIST",
+        "“Faster convergence at a dropout keep rate of 0.5 for activations like the ReLU and great gains when the "
+        "dropout keep rate decreases further.”",
+        tuple(found) or ("Not enough trials yet to compare.",),
+        f"{scale}: {base['hidden'] + 1} layers of {base['width']}, batch {base['batch']}, Adam, {base['held_out']:,} "
+        f"images held out; {done['trials']} of {done['planned']} trials done. Errors are at the best validation loss.",
+        tuple(grids),
+        (f"{p['experiment']}.png",),
+    )
+
+
+def digits(p: Payload) -> Section:
+    """Digits."""
+    found = [_panel(own) for own in _panels(p["rows"])]
+    claims = {(row["init"], row["batchnorm"]): row for row in p["claims"]}
+
+    def difference(init: str, batchnorm: bool) -> str:
+        return percent(claims[init, batchnorm]["error minus paper"])
+
+    base = p["config"]["base"]
+    found += [
+        f"First layer's factor 0.5 instead of 1: the error changes by {difference('paper-half', False)} % points. "
+        f"“Miniscule” {_judge(claims['paper-half', False])}.",
+        f"He's against the paper's weights: {difference('he', False)} % points without BatchNorm, "
+        f"{difference('he', True)} with it. {_removed(claims['he', False], claims['he', True])}",
+    ]
+    arms = tuple(
+        (
+            "with BatchNorm" if row["batchnorm"] else "plain",
+            NAMES[row["init"]],
+            percent(row["error"]),
+            "–" if row["init"] == "paper" else percent(row["error minus paper"]),
+        )
+        for row in p["claims"]
+    )
+    return Section(
+        "Digits: the comparison at a size that runs anywhere",
+        "The claims of Figure 2; the first layer's factor, 1.0 or 0.5, makes a “miniscule” difference; BatchNorm "
+        "removes the need for an initialisation that corrects for dropout.",
+        tuple(found),
+        f"8x8 digits: 800 to train on, {base['held_out']} to tune on, 797 to test on; {base['hidden'] + 1} layers of "
+        f"{base['width']}, {base['epochs']} epochs, {p['config']['seeds']} seeds, 95 % intervals.",
+        (
+            _comparison("Each initialisation at its tuned rate", p["rows"]),
+            Grid(
+                f"ReLU, keep {base['keep']:g}, rate {base['rate']:g}, paired over seeds",
+                ("network", "init", "test error, %", "minus the paper's"),
+                arms,
+            ),
+        ),
+        ("digits.png",),
+    )
+
+
+def _judge(row: Mapping[str, Any]) -> str:
+    seen = Estimate(**row["error minus paper"]).excludes_zero
+    return "it is not, here" if seen else "it may be: the interval holds zero"
+
+
+def _removed(plain: Mapping[str, Any], normed: Mapping[str, Any]) -> str:
+    """Say what of a difference between initialisations is left under BatchNorm."""
+    before, after = (Estimate(**row["error minus paper"]) for row in (plain, normed))
+    if not before.excludes_zero:
+        return "Without a norm the difference cannot be told from none, so this says nothing of the norm."
+    share = abs(after.mean / before.mean)
+    kept = "can" if after.excludes_zero else "cannot"
+    return f"With a norm {100 * share:.0f} % of the difference is left, which {kept} be told from none."
+
+
+def _panels(rows: Sequence[Mapping[str, Any]]) -> Iterator[list[Mapping[str, Any]]]:
+    """Give the rows of each activation and keep rate."""
+    for activation, keep in itertools.product(
+        dict.fromkeys(row["activation"] for row in rows), sorted({row["keep"] for row in rows}, reverse=True)
+    ):
+        own = [row for row in rows if row["activation"] == activation and row["keep"] == keep]
+        if own:
+            yield own
+
+
+def _panel(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Say what a panel shows: each initialisation's error and how soon it got there."""
+    parts = []
+    for row in sorted((row for row in rows if row["init"] != "paper-half"), key=lambda row: row["error"]["mean"]):
+        epochs = row["epochs_to_target"]
+        soon = f"{epochs['mean']:.1f} epochs" if epochs else "never"
+        parts.append(f"{NAMES[row['init']]} {percent(row['error'])} % ({soon})")
+    target = rows[0]["target"]
+    head = f"{rows[0]['activation']}, keep {rows[0]['keep']:g}"
+    return f"{head}: test error (and when the validation loss reached {target:g}): {', '.join(parts)}."
+
+
+def _comparison(caption: str, rows: Sequence[Mapping[str, Any]]) -> Grid:
+    target = rows[0]["target"] if rows else 0.0
+    cells = tuple(
+        (
+            row["activation"],
+            f"{row['keep']:g}",
+            NAMES[row["init"]],
+            f"{row['rate']:g}" + ("" if row["rates"] > 1 else " (only one)"),
+            f"{row['seeds']}",
+            percent(row["error"]),
+            f"{row['epochs_to_target']['mean']:.1f}" if row["epochs_to_target"] else "–",
+        )
+        for row in rows
+    )
+    heads = ("activation", "keep", "init", "rate", "seeds", "test error, %", f"epochs to {target:g}")
+    return Grid(caption, heads, cells)
