@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from unitvar.paper.sweep import Sweep, sweep, trial_path
+from unitvar.paper.sweep import Sweep, TrialError, sweep, trial_path
 
 QUIET = Console(quiet=True)
 
@@ -48,12 +48,47 @@ def test_results_come_in_order_and_are_not_computed_twice(tmp_path: Path) -> Non
     assert {"config", "environment", "y"} <= both[0].keys()
 
 
-def test_a_trial_that_fails_is_raised_and_the_others_are_kept(tmp_path: Path) -> None:
-    configs = [Square(x, str(tmp_path / "log")) for x in (1, -1)]
-    with pytest.raises(ValueError, match="negative"):
-        sweep(square, configs, tmp_path / "trials", QUIET, label="squares", workers=1)
-    assert trial_path(tmp_path / "trials", configs[0]).exists()
-    assert not trial_path(tmp_path / "trials", configs[1]).exists()
+def test_a_trial_that_fails_is_named_and_all_others_run_and_are_kept(tmp_path: Path) -> None:
+    configs = [Square(x, str(tmp_path / "log")) for x in (1, -1, 2, -3, 3)]
+    console = Console(file=io.StringIO(), width=80)
+    with pytest.raises(TrialError, match=r"2 of 5 trials failed(?s:.*)x=-1.*ValueError: negative") as caught:
+        sweep(square, configs, tmp_path / "trials", console, label="squares", workers=1)
+    assert "Square(x=-3" in str(caught.value)
+    assert isinstance(caught.value.__cause__, ValueError)
+    kept = [config.x for config in configs if trial_path(tmp_path / "trials", config).exists()]
+    assert kept == [1, 2, 3]
+    assert "squares: one failed (x -1)" in console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def die(config: Square) -> dict[str, object]:
+    if config.x:
+        os._exit(1)
+    return {"y": 0}
+
+
+def test_a_worker_that_is_killed_is_told_from_a_trial_that_fails(tmp_path: Path) -> None:
+    configs = [Square(x, "") for x in (0, 1, 2)]
+    with pytest.raises(TrialError, match=r"ended from outside(?s:.*)run the same again, with fewer workers"):
+        sweep(die, configs, tmp_path, QUIET, label="squares", workers=1)
+    assert trial_path(tmp_path, configs[0]).exists()
+
+
+def test_a_result_that_is_cut_off_is_named_before_anything_runs(tmp_path: Path) -> None:
+    configs = [Square(x, str(tmp_path / "log")) for x in range(2)]
+    cut = trial_path(tmp_path / "trials", configs[1])
+    for content in ('{"y": ', "[1, 2]"):
+        cut.parent.mkdir(exist_ok=True)
+        cut.write_text(content)
+        with pytest.raises(ValueError, match=f"{re.escape(str(cut))} (is not a whole JSON file|has a JSON list)"):
+            sweep(square, configs, tmp_path / "trials", QUIET, label="squares", workers=1)
+    assert not (tmp_path / "log").exists()
+
+
+@pytest.mark.parametrize("workers", [0, -1])
+def test_there_is_at_least_one_worker(tmp_path: Path, workers: int) -> None:
+    with pytest.raises(ValueError, match=f"workers={workers} is not 1 or more; leave it out"):
+        sweep(square, [Square(1, str(tmp_path / "log"))], tmp_path, QUIET, label="squares", workers=workers)
+    assert list(tmp_path.iterdir()) == []
 
 
 def _group(group: int) -> bool:

@@ -11,10 +11,11 @@ import tempfile
 from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import torch
 
-__all__ = ["environment", "save", "write"]
+__all__ = ["environment", "load", "save", "write"]
 
 
 def environment() -> dict[str, object]:
@@ -34,6 +35,19 @@ def save(path: Path, payload: Mapping[str, object]) -> Path:
     """Write payload and the environment, unless it brings one, as JSON, atomically; return the path."""
     whole = {**payload, "environment": payload.get("environment") or environment()}
     return write(path, _pretty(whole) + "\n")
+
+
+def load(path: Path) -> dict[str, Any]:
+    """Read what was saved; what is not whole, which no run of ours leaves behind, is named."""
+    try:
+        saved = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:  # of JSON and of UTF-8
+        raise ValueError(
+            f"{path} is not a whole JSON file ({error}); delete it and run again what wrote it."
+        ) from error
+    if not isinstance(saved, dict):
+        raise ValueError(f"{path} has a JSON {type(saved).__name__}, not a result; move it elsewhere and run again.")
+    return saved
 
 
 def _pretty(value: object, indent: str = "") -> str:

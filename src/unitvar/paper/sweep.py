@@ -8,6 +8,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import BrokenExecutor
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -22,9 +23,14 @@ from rich.text import Text
 from unitvar.paper import record
 from unitvar.paper.pools import Pool, processes, ray_cluster
 
-__all__ = ["finished", "sweep", "trial_path"]
+__all__ = ["TrialError", "finished", "sweep", "trial_path"]
 
 Config = TypeVar("Config")
+SHOWN = 5  # failures that an error lists
+
+
+class TrialError(RuntimeError):
+    """Some trials of a sweep failed; all others have their results."""
 
 
 def trial_path(folder: Path, config: Any) -> Path:
@@ -36,7 +42,7 @@ def trial_path(folder: Path, config: Any) -> Path:
 def finished(configs: Sequence[Any], folder: Path) -> list[dict[str, Any]]:
     """Return the saved records of those trials that have one, in order."""
     paths = [trial_path(folder, config) for config in configs]
-    return [json.loads(path.read_text(encoding="utf-8")) for path in paths if path.exists()]
+    return [record.load(path) for path in paths if path.exists()]
 
 
 def sweep(
@@ -51,6 +57,8 @@ def sweep(
 ) -> list[dict[str, Any]]:
     """Run every trial that has no result yet, each on one thread, and return all results in order.
 
+    A trial that fails does not keep the others from running: a :class:`TrialError` names those that did at the end.
+
     Args:
         trial: what to run; a module-level function, since it goes to other processes.
         configs: frozen dataclasses, one for each trial; earlier ones start first.
@@ -63,26 +71,55 @@ def sweep(
     Returns:
         For each config the saved record, with ``config`` and what the trial returned.
     """
+    if workers is not None and workers < 1:
+        raise ValueError(f"workers={workers} is not 1 or more; leave it out for one on each core.")
+    finished(configs, folder)  # a file that cannot be read is better met now than after hours
     todo = deque(config for config in configs if not trial_path(folder, config).exists())
     if todo:
         cores = min(workers or os.cpu_count() or 1, len(todo))
         progress = Sweep(label, configs, done=len(configs) - len(todo))
         with ray_cluster(ray, workers) if ray else processes(cores) as pool, progress.shown(console):
             progress.size = pool.size
-            _run(pool, trial, todo, folder, progress)
+            try:
+                _run(pool, trial, todo, folder, progress)
+            except BrokenExecutor as error:
+                raise TrialError(
+                    "A process that ran a trial was ended from outside, perhaps for want of memory. What was done is "
+                    "saved: run the same again, with fewer workers if it was memory."
+                ) from error
     return finished(configs, folder)
 
 
 def _run(pool: Pool, trial: Callable[..., Any], todo: deque[Any], folder: Path, progress: Sweep) -> None:
+    failed: list[tuple[Any, Exception]] = []
     while todo or progress.running:
         while todo and len(progress.running) < pool.size:
             config = todo.popleft()
             progress.running[pool.submit(_measure, trial, config)] = config, time.monotonic()
         for handle in pool.wait(list(progress.running), seconds=1.0):
             config, _ = progress.running[handle]
-            record.save(trial_path(folder, config), pool.result(handle))
-            progress.finish(handle)
+            try:
+                result = pool.result(handle)
+            except BrokenExecutor:  # no trial's fault, and no more will run
+                raise
+            except Exception as error:
+                failed.append((config, error))
+                progress.drop(handle)
+            else:
+                record.save(trial_path(folder, config), result)
+                progress.finish(handle)
         progress.refresh()
+    if failed:
+        raise _told(failed, progress.total) from failed[0][1]
+
+
+def _told(failed: Sequence[tuple[Any, Exception]], total: int) -> TrialError:
+    said = "\n".join(f"  {config}: {type(error).__name__}: {error}" for config, error in failed[:SHOWN])
+    more = f"\n  and {len(failed) - SHOWN} more" if len(failed) > SHOWN else ""
+    return TrialError(
+        f"{len(failed)} of {total} trials failed; the others are saved, and to run the same again tries only these:\n"
+        f"{said}{more}"
+    )
 
 
 def _measure(trial: Callable[[Any], Mapping[str, object]], config: Any) -> dict[str, object]:
@@ -97,6 +134,7 @@ class Sweep:
         self.label = label
         self.total = len(configs)
         self.done = done
+        self.failed = 0
         self.size = 1
         self.running: dict[Any, tuple[Any, float]] = {}
         self._seconds: list[float] = []
@@ -125,6 +163,13 @@ class Sweep:
             togo = f", {self.to_go()} to go" if self.done < self.total else ""
             self._console.print(f"{self.label}: {self.done} of {self.total} done{togo} ({self._name(config)})")
 
+    def drop(self, handle: Any) -> None:
+        """Note a trial that has failed."""
+        config, _ = self.running.pop(handle)
+        self.failed += 1
+        if self._live is None and self._console is not None:
+            self._console.print(f"{self.label}: one failed ({self._name(config)})")
+
     def refresh(self) -> None:
         """Redraw the table."""
         if self._live is not None:
@@ -136,7 +181,12 @@ class Sweep:
             return "?"
         each = sum(self._seconds) / len(self._seconds)
         begun = sum(max(0.0, each - (time.monotonic() - start)) for _, start in list(self.running.values()))
-        return _duration((begun + each * (self.total - self.done - len(self.running))) / self.size)
+        return _duration((begun + each * self.waiting) / self.size)
+
+    @property
+    def waiting(self) -> int:
+        """How many trials have not begun."""
+        return self.total - self.done - self.failed - len(self.running)
 
     def _table(self) -> Group:
         table = Table(title=self.label, title_justify="left", box=None)
@@ -144,8 +194,8 @@ class Sweep:
             table.add_column(head, justify="right" if head == "for" else "left")
         for config, start in list(self.running.values()):  # another thread draws
             table.add_row(self._name(config), _duration(time.monotonic() - start))
-        waiting = self.total - self.done - len(self.running)
-        summary = f"{self.done} of {self.total} done, {waiting} waiting, {self.to_go()} to go"
+        failed = f"{self.failed} failed, " if self.failed else ""
+        summary = f"{self.done} of {self.total} done, {failed}{self.waiting} waiting, {self.to_go()} to go"
         return Group(table, Text(summary), ProgressBar(self.total, self.done, width=60))  # a bar ends no line
 
     def _name(self, config: Any) -> str:
