@@ -53,6 +53,8 @@ def test_divergence_and_a_target_never_reached_are_said() -> None:
     assert (gone["diverged"], gone["epochs_to_target"]) == (1, None)
     assert slow["epochs_to_target"] is None
     assert slow["validation"]["mean"] == 1.0
+    again = [made_up(replace(BASE, seed=seed), [], 0.9, diverged=0.3) for seed in range(2)]
+    assert comparison.summarise(again, target=0.5)[0]["validation"] is None
     console = Console(width=100, record=True, file=io.StringIO())
     console.print(comparison.table([gone, slow], "made up"))
     assert "–" in console.export_text()

@@ -1,6 +1,7 @@
 """record: whole or not at all."""
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,16 @@ def test_what_is_saved_is_json_with_a_curve_on_one_line(tmp_path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     assert json.loads(text) == json.loads(json.dumps(payload))
     assert '    "curve": [0.5, null, 1e-09],\n' in text
+
+
+def test_what_is_not_finite_is_saved_as_null_which_every_reader_of_json_takes(tmp_path: Path) -> None:
+    path = record.save(tmp_path / "a.json", {"x": math.inf, "y": [1.0, math.nan], "z": ({"w": -math.inf},)})
+
+    def refuse(word: str) -> None:
+        raise AssertionError(word)
+
+    saved = json.loads(path.read_text(encoding="utf-8"), parse_constant=refuse)
+    assert (saved["x"], saved["y"], saved["z"]) == (None, [1.0, None], [{"w": None}])
 
 
 def test_a_failure_leaves_the_old_file_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

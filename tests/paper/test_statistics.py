@@ -15,10 +15,12 @@ def test_intervals_cover_the_mean_95_times_in_100() -> None:
 
 
 def test_one_value_says_nothing_of_its_spread() -> None:
-    assert estimate([0.5]) == Estimate(0.5, math.inf)
+    assert estimate([0.5]) == Estimate(0.5, None)
     assert not estimate([0.5]).excludes_zero
 
 
 def test_writes_itself() -> None:
     assert Estimate(0.0123, 0.0045).percent() == "1.23 ± 0.45"
     assert f"{Estimate(0.5, 0.25):.1f}" == "0.5 ± 0.2"
+    for unknown in (None, math.inf):
+        assert Estimate(0.0123, unknown).percent() == f"{Estimate(1.23, unknown):.2f}" == "1.23"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -69,7 +70,7 @@ def summarise(records: Sequence[Mapping[str, Any]], target: float) -> list[dict[
 
     Returns:
         For each, the error at the point of the best validation loss, in the mean over seeds; the epochs to the target,
-        None if a seed never reached it; the training loss at the end.
+        None if a seed never reached it; the best validation loss, None if a seed had none.
     """
     rows = []
     for kind, own in _kinds(records).items():
@@ -78,6 +79,7 @@ def summarise(records: Sequence[Mapping[str, Any]], target: float) -> list[dict[
         (best,) = tuned(alternatives)
         chosen = [r for r in own if r["config"]["rate"] == best["config"]["rate"]]
         epochs = [_epochs_to(r, target) for r in chosen]
+        losses = [_validation(r) for r in chosen]
         rows.append(
             {
                 **dict(kind),
@@ -87,7 +89,7 @@ def summarise(records: Sequence[Mapping[str, Any]], target: float) -> list[dict[
                 "diverged": sum(r["diverged"] is not None for r in chosen),
                 "error": asdict(estimate([r["test"]["best"]["error"] for r in chosen])),
                 "error_at_end": asdict(estimate([r["test"]["end"]["error"] for r in chosen])),
-                "validation": asdict(estimate([_validation(r) for r in chosen])),
+                "validation": asdict(estimate(losses)) if all(map(math.isfinite, losses)) else None,
                 "epochs_to_target": asdict(estimate([e for e in epochs if e is not None])) if all(epochs) else None,
                 "target": target,
                 "curve": best["curve"],
@@ -131,17 +133,11 @@ def table(rows: Sequence[Mapping[str, Any]], title: str) -> Table:
             NAMES[row["init"]],
             f"{row['rate']:g}",
             f"{row['seeds']}",
-            _interval(row["error"], 100),
-            _interval(epochs, 1) if epochs else "–",
+            Estimate(**row["error"]).percent(),
+            f"{Estimate(**epochs):.2f}" if epochs else "–",
             end_section=ends,
         )
     return drawn
-
-
-def _interval(value: Mapping[str, float], scale: float) -> str:
-    found = Estimate(**value)
-    alone = found.half_width == float("inf")  # one seed
-    return f"{scale * found.mean:.2f}" if alone else f"{scale * found.mean:.2f} ± {scale * found.half_width:.2f}"
 
 
 def draw_panels(

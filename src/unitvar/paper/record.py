@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import os
 import platform
 import subprocess
@@ -32,7 +33,10 @@ def environment() -> dict[str, object]:
 
 
 def save(path: Path, payload: Mapping[str, object]) -> Path:
-    """Write payload and the environment, unless it brings one, as JSON, atomically; return the path."""
+    """Write payload and the environment, unless it brings one, as JSON, atomically; return the path.
+
+    NaN and infinities, which JSON does not have, are written as null.
+    """
     whole = {**payload, "environment": payload.get("environment") or environment()}
     return write(path, _pretty(whole) + "\n")
 
@@ -58,7 +62,12 @@ def _pretty(value: object, indent: str = "") -> str:
         return "{\n" + deeper + f",\n{deeper}".join(entries) + f"\n{indent}}}"
     if isinstance(value, (list, tuple)) and any(isinstance(v, (Mapping, list, tuple)) for v in value):
         return "[\n" + deeper + f",\n{deeper}".join(_pretty(v, deeper) for v in value) + f"\n{indent}]"
-    return json.dumps(value, ensure_ascii=False)
+    finite = [_finite(v) for v in value] if isinstance(value, (list, tuple)) else _finite(value)
+    return json.dumps(finite, ensure_ascii=False, allow_nan=False)
+
+
+def _finite(value: object) -> object:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def write(path: Path, text: str) -> Path:

@@ -227,7 +227,7 @@ def _draw(rows: list[dict[str, Any]], path: Path) -> Path:
             ax.errorbar(
                 [i + 0.16 * (offset - 0.5) for i in range(len(chosen))],
                 [100 * row["error"]["mean"] for row in chosen],
-                yerr=[100 * row["error"]["half_width"] for row in chosen],
+                yerr=[100 * (row["error"]["half_width"] or 0) for row in chosen],
                 linestyle="",
                 marker=marker,
                 color=colour,

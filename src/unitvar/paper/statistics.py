@@ -16,26 +16,28 @@ class Estimate:
     """A mean and the half-width of its 95 % interval, by Student's t."""
 
     mean: float
-    half_width: float
+    half_width: float | None
+    """None for a single value, which says nothing of its spread."""
 
     @property
     def excludes_zero(self) -> bool:
         """Whether zero lies outside the interval."""
-        return abs(self.mean) > self.half_width
+        return self.half_width is not None and abs(self.mean) > self.half_width
 
     def percent(self) -> str:
         """Write both in percent."""
-        return f"{100 * self.mean:.2f} ± {100 * self.half_width:.2f}"
+        return f"{Estimate(100 * self.mean, None if self.half_width is None else 100 * self.half_width):.2f}"
 
     def __format__(self, spec: str) -> str:
-        return f"{self.mean:{spec}} ± {self.half_width:{spec}}"
+        alone = self.half_width is None or math.isinf(self.half_width)  # as older files have it
+        return f"{self.mean:{spec}}" if alone else f"{self.mean:{spec}} ± {self.half_width:{spec}}"
 
 
 def estimate(values: Sequence[float]) -> Estimate:
-    """Return the mean of independent values with its interval, infinitely wide for a single one."""
+    """Return the mean of independent values with its interval, if there is more than one."""
     from scipy.stats import t
 
     n = len(values)
     if n < 2:
-        return Estimate(float(values[0]), math.inf)
+        return Estimate(float(values[0]), None)
     return Estimate(float(np.mean(values)), float(t.ppf(0.975, n - 1) * np.std(values, ddof=1) / math.sqrt(n)))

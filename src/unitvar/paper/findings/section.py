@@ -38,12 +38,12 @@ class Section:
     pictures: tuple[str, ...] = field(default=())
 
 
-def mean(values: Sequence[float]) -> float:
-    """Return the mean of some values."""
-    return sum(values) / len(values)
+def mean(values: Sequence[float | None]) -> float:
+    """Return the mean of saved values; None stands for one that was not finite, and then there is no mean."""
+    finite = [value for value in values if value is not None]
+    return sum(finite) / len(finite) if len(finite) == len(values) else float("nan")
 
 
-def percent(value: Mapping[str, float]) -> str:
-    """Write a saved estimate in percent, with its interval unless that is of one seed."""
-    found = Estimate(**value)
-    return f"{100 * found.mean:.2f}" if found.half_width == float("inf") else found.percent()
+def percent(value: Mapping[str, Any]) -> str:
+    """Write a saved estimate in percent."""
+    return Estimate(**value).percent()
