@@ -3,8 +3,10 @@
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from torch import nn
 
-from unitvar.flow import LayerFlow, NormGap, VarianceReport
+from unitvar.flow import LayerFlow, NormGap, VarianceReport, watch
+from unitvar.flow.table import over_steps
 from unitvar.flow.verdict import AGREEING, STEADY, trend, verdict
 
 
@@ -50,6 +52,31 @@ def test_a_report_without_prediction_says_why() -> None:
     text = str(VarianceReport((layer("0.weight", 1.0, None, predicted_variance=None),), (), 1, "ValueError: no"))
     assert text.splitlines()[0] == "1 weight in train mode, 1 run: z pre-activation, g its gradient"
     assert "no prediction: ValueError: no" in text
+
+
+def test_a_history_lays_the_last_step_beside_the_first() -> None:
+    def row(step: int, name: str, use: int, *values: float | None) -> dict[str, object]:
+        told = zip(("variance", "gradient", "weight_gradient_norm"), values, strict=True)
+        return {"step": step, "name": name, "use": use, **dict(told)}
+
+    rows = [
+        row(0, "0.weight", 1, 1.0, 0.5, 2.0),
+        row(0, "0.weight", 2, 4.0, None, 2.0),
+        row(20, "0.weight", 1, 9.0, 9.0, 9.0),
+        row(40, "0.weight", 1, 1e-9, 0.25, 0.125),
+        row(40, "embedding.weight", 1, None, None, 3.0),
+    ]
+    assert over_steps(rows, 41) == (
+        "41 steps, observed 3 times, first at 0 and last at 40: z pre-activation, g its\n"
+        "  gradient, dW the weight's\n"
+        "weight                E z²     last      E g²     last      |dW|     last\n"
+        "0.weight                 1 1.00e-09       0.5     0.25         2    0.125\n"
+        "0.weight #2              4        4         -        -         2        2\n"
+        "embedding.weight         -        -         -        -         3        3"
+    )
+    assert str(watch(nn.Linear(2, 2))) == (
+        "0 steps, none observed: the model was not called in train mode with gradients on"
+    )
 
 
 @given(st.lists(st.floats(1e-30, 1e30, allow_subnormal=False), min_size=0, max_size=12), st.integers(1, 60))

@@ -63,6 +63,16 @@ def test_a_history_draws_one_line_a_layer() -> None:
         history.plot(what="loss")
 
 
+def test_empty_axes_say_why_they_are() -> None:
+    history = unitvar.watch(network())
+    for ax, words in (
+        (history.plot(Figure().subplots()), "no step was observed"),
+        (plot.by_depth({}, ax=Figure().subplots()), "none"),
+    ):
+        assert [text.get_text() for text in ax.texts] == [words]
+        assert ax.get_legend() is None
+
+
 def test_distributions_are_densities_of_inputs_and_outputs() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(512, 512, bias=False))

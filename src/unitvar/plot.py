@@ -41,7 +41,9 @@ def by_depth(
     ax.set_ylabel("E z²")
     ax.axhline(1.0, color="0.7", linewidth=0.8, zorder=0)
     ax.spines[["top", "right"]].set_visible(False)
-    if legend:
+    if not lines:
+        _say(ax, "none")
+    elif legend:
         ax.legend(frameon=False, fontsize="small")
     return ax
 
@@ -142,7 +144,9 @@ def over_steps(rows: Sequence[Mapping[str, Any]], what: str, *, ax: Axes | None 
                 label=label if label in told else "_", marker="." if len(points) < 3 else "")  # fmt: skip
     ax.set(yscale="log", xlabel="step", ylabel=names[what])
     ax.spines[["top", "right"]].set_visible(False)
-    if legend:
+    if not lines:
+        _say(ax, "no step was observed")
+    elif legend:
         some = f"{len(told)} of {len(lines)} weights" if len(told) < len(lines) else None
         ax.legend(frameon=False, fontsize="small", title=some, loc="upper left", bbox_to_anchor=(1.0, 1.0))
     return ax
@@ -241,6 +245,11 @@ def _spread(names: list[str], most: int) -> list[str]:
 
 def _or_nan(x: float | None) -> float:
     return float("nan") if x is None else x
+
+
+def _say(ax: Axes, words: str) -> None:
+    """Say in the middle of empty axes why they are."""
+    ax.text(0.5, 0.5, words, transform=ax.transAxes, ha="center", va="bottom", color="0.5")
 
 
 def _axes(ax: Axes | None) -> Axes:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from unitvar.batchnorm.feed import inner
+from unitvar.flow import table
 from unitvar.flow.meter import Meter
 from unitvar.flow.tally import Layer, Tally, labelled
 
@@ -37,7 +38,8 @@ def watch(model: nn.Module, *, every: int = 100, writer: Any = None) -> History:
         writer: a TensorBoard ``SummaryWriter``, or whatever has its ``add_scalar(tag, value, step)``.
 
     Returns:
-        A context manager that gives the history; the model's hooks are gone when it ends.
+        A context manager that gives the history, which can be printed at any time; the model's hooks are gone when it
+        ends.
 
     Example:
         >>> net = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 1))
@@ -118,6 +120,9 @@ class History:
         :class:`unitvar.flow.LayerFlow`, and None for weights of fused recurrences and embeddings.
         """
         return [*self._rows, *(self._step.rows() if self._step is not None else ())]
+
+    def __str__(self) -> str:
+        return table.over_steps(self.rows, self.steps)
 
     def plot(self, ax: Axes | None = None, *, what: str = "weight_gradient_norm") -> Axes:
         """Draw one line a layer over the steps, on a logarithmic axis.

@@ -1,18 +1,22 @@
-"""A report as text, 80 columns wide, nothing cut off."""
+"""A report or a history as text, 80 columns wide, nothing cut off."""
 
 from __future__ import annotations
 
 import math
 import textwrap
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from unitvar.flow.tally import labelled
 
 if TYPE_CHECKING:
     from unitvar.flow.report import LayerFlow, NormGap, VarianceReport
 
-__all__ = ["text"]
+__all__ = ["over_steps", "text"]
 
 WIDTH = 80
 _LAYER = (("E z", 10), ("E z²", 9), ("predicted", 10), ("E g²", 9), ("predicted", 10), ("dead", 6))
+_STEPS = (("E z²", 10), ("last", 9), ("E g²", 10), ("last", 9), ("|dW|", 10), ("last", 9))
 _NORM = (("var on", 10), ("var off", 10), ("running", 10), ("on/off", 8))
 
 
@@ -32,6 +36,26 @@ def text(report: VarianceReport) -> str:
         some = f"up to {widest.gap:.3g}, at {widest.label}" if f"{widest.gap:.3g}" != "1" else "none"
         lines += _wrapped(f"train/eval gap of batch norms: {some}")
     return "\n".join(lines)
+
+
+def over_steps(rows: Sequence[Mapping[str, Any]], steps: int) -> str:
+    """Lay out what became of each weight from the first observed step to the last."""
+    if not rows:
+        called = "the model was not called in train mode with gradients on"
+        return "\n".join(_wrapped(f"{_counted(steps, 'step')}, none observed: {called}"))
+    ends: dict[str, tuple[Mapping[str, Any], Mapping[str, Any]]] = {}
+    for row in rows:
+        label = labelled(row["name"], row["use"])
+        ends[label] = ends.get(label, (row, row))[0], row
+    seen = list(dict.fromkeys(row["step"] for row in rows))
+    where = f"observed {_counted(len(seen), 'time')}, first at {seen[0]} and last at {seen[-1]}"
+    lines = _wrapped(f"{_counted(steps, 'step')}, {where}: z pre-activation, g its gradient, dW the weight's")
+    return "\n".join(lines + _table("weight", _STEPS, [(label, _change(*pair)) for label, pair in ends.items()]))
+
+
+def _change(first: Mapping[str, Any], last: Mapping[str, Any]) -> tuple[str, ...]:
+    whats = ("variance", "gradient", "weight_gradient_norm")
+    return tuple(_number(row[what]) for what in whats for row in (first, last))
 
 
 def _table(head: str, columns: tuple[tuple[str, int], ...], rows: list[tuple[str, tuple[str, ...]]]) -> list[str]:
