@@ -42,8 +42,14 @@ def test_ours_keeps_the_factors_of_table_1_in_every_layer_and_the_papers_sum_doe
     # At keep rate 1 the sum of both factors halves a ReLU's second moment at each of seven layers.
     assert last["paper", "relu"] == pytest.approx(0.5 / 1.5 / 2**6, rel=0.6)
     assert last["forward", "relu"] == pytest.approx(0.5, rel=0.4)
+    assert json.loads((tmp_path / "factors.json").read_text())["config"]["examples"] == 300
     assert (tmp_path / "factors.png").stat().st_size > 10_000
     assert "…" not in console.export_text()
+
+
+def test_factors_are_said_to_be_of_as_many_images_as_there_were(tmp_path: Path) -> None:
+    Factors(out=tmp_path, seeds=1, examples=5000).run(Console(quiet=True))
+    assert json.loads((tmp_path / "factors.json").read_text())["config"]["examples"] == 1000
 
 
 def test_cost_compares_both_networks_in_both_modes(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from unitvar.paper import comparison, digits, mnist
 from unitvar.paper.mlp import Trial
 from unitvar.paper.sweep import trial_path
 
+QUIET = Console(quiet=True)
 BASE = Trial("digits", "relu", 0.5, "paper", 1e-3, 0)
 
 
@@ -107,6 +108,18 @@ def test_digits_prints_draws_saves_and_resumes(tmp_path: Path, monkeypatch: pyte
 
 
 @pytest.mark.filterwarnings("ignore:.*is not the published file")
+def test_mnist_finds_a_missing_file_or_device_before_the_first_trial(tmp_path: Path) -> None:
+    write_mnist(tmp_path / "data", images=300)
+    options = {"out": tmp_path / "out", "data_dir": tmp_path / "data", "workers": 1}
+    with pytest.raises(ValueError, match=r"device='gpu' cannot be used here \(.*\); this machine has cpu"):
+        mnist.Mnist(device="gpu", **options).run(QUIET)  # type: ignore[arg-type]
+    (tmp_path / "data" / "mnist" / "t10k-labels-idx1-ubyte.gz").unlink()
+    with pytest.raises(ValueError, match=r"t10k-labels-idx1-ubyte\.gz is missing; get it from"):
+        mnist.Mnist(**options).run(QUIET)  # type: ignore[arg-type]
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.filterwarnings("ignore:.*is not the published file")
 def test_mnist_runs_and_summarises_what_there_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_mnist(tmp_path / "data", images=300)
     tiny = replace(mnist.BASE, held_out=50, width=8, hidden=1)
@@ -115,6 +128,10 @@ def test_mnist_runs_and_summarises_what_there_is(tmp_path: Path, monkeypatch: py
     mnist.Mnist(out=tmp_path, data_dir=tmp_path / "data", workers=1).run(console)
     saved = json.loads((tmp_path / "mnist_small.json").read_text())
     assert saved["done"] == {"trials": 10, "planned": 10}
+    # The summary names what its trials were: three epochs, and the machine and the commit of each.
+    trials = [json.loads(path.read_text()) for path in (tmp_path / "mnist_small").iterdir()]
+    assert {trial["config"]["epochs"] for trial in trials} == {saved["config"]["base"]["epochs"]} == {3}
+    assert all(trial["environment"] == saved["environment"] for trial in trials)
     next((tmp_path / "mnist_small").iterdir()).unlink()
     mnist.Mnist(out=tmp_path, train=False).run(console)
     assert json.loads((tmp_path / "mnist_small.json").read_text())["done"] == {"trials": 9, "planned": 10}

@@ -105,6 +105,15 @@ def test_missing_cut_empty_and_foreign_files_are_named_with_where_to_get_them(
     assert source in str(caught.value)
 
 
+def test_a_newer_matlab_file_is_named(tmp_path: Path) -> None:
+    svhn(tmp_path)
+    path = tmp_path / "svhn" / "train_32x32.mat"
+    # MATLAB 7.3 writes HDF5 behind a header of 128 bytes, which ends with the version and the byte order.
+    path.write_bytes(b"MATLAB 7.3 MAT-file".ljust(124) + b"\x00\x02IM" + bytes(512))
+    with pytest.raises(ValueError, match=r"train_32x32\.mat is not a MATLAB file with X and y .*; fetch it again from"):
+        data.svhn(tmp_path)
+
+
 def test_an_idx_file_must_hold_what_its_header_says(tmp_path: Path) -> None:
     write_mnist(tmp_path, 5)
     path = tmp_path / "mnist" / "train-images-idx3-ubyte.gz"

@@ -39,6 +39,13 @@ def test_what_is_not_finite_is_saved_as_null_which_every_reader_of_json_takes(tm
     assert (saved["x"], saved["y"], saved["z"]) == (None, [1.0, None], [{"w": None}])
 
 
+def test_a_summary_says_where_its_trials_differ() -> None:
+    trials = [{"environment": {"torch": "2", "commit": commit}} for commit in ("a", "b", "a")]
+    assert record.combined(trials) == {"torch": "2", "commit": ["a", "b"]}
+    assert record.combined(trials[:1]) == trials[0]["environment"]
+    assert record.combined([]) == record.environment()
+
+
 def test_a_failure_leaves_the_old_file_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = record.save(tmp_path / "a.json", {"x": 1})
     before = path.read_bytes()

@@ -53,6 +53,12 @@ def test_a_small_run_prints_draws_saves_and_resumes(tmp_path: Path) -> None:
     assert "…" not in text
 
 
+def test_a_single_epoch_has_no_halfway_point(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="epochs=1 has no half-way point; train for 2 or more"):
+        Reestimation(out=tmp_path / "out", epochs=1).run(Console(quiet=True))
+    assert not (tmp_path / "out").exists()
+
+
 def test_differences_are_paired() -> None:
     def record(seed: int, base: float) -> dict[str, object]:
         arms = {name: {"error": base - 0.01 * i, "log_loss": 0.0} for i, name in enumerate(ARMS)}

@@ -89,6 +89,37 @@ def test_what_ran_is_said_and_a_missing_picture_too(tmp_path: Path) -> None:
     assert "factors.png is missing" in page.words
 
 
+def test_trials_of_two_commits_are_said_to_be(tmp_path: Path) -> None:
+    Table1(tmp_path).run(Console(quiet=True))
+    path = tmp_path / "table1.json"
+    saved = json.loads(path.read_text())
+    saved["environment"]["commit"] = ["0123456789abcdef", "fedcba9876543210+changes"]
+    path.write_text(json.dumps(saved))
+    assert "commit 0123456789ab and fedcba987654." in written(tmp_path).words
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ('{"rows": [', "is not a whole JSON file"),
+        ("[]", "has a JSON list, not a result"),
+        ("{}", "is not a result of this version of unitvar"),
+        ('{"environment": {"commit": null}, "rows": [1]}', "is not a result of this version of unitvar"),
+    ],
+)
+def test_a_file_of_another_program_is_named_and_no_page_written(tmp_path: Path, content: str, message: str) -> None:
+    (tmp_path / "forward.json").write_text(content)
+    with pytest.raises(ValueError, match=f"forward.json {message}"):
+        Report(tmp_path).run(Console(quiet=True))
+    assert not (tmp_path / "index.html").exists()
+
+
+def test_a_folder_without_results_gets_no_page(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"nowhere has no results; run `unitvar reproduce` first"):
+        Report(tmp_path / "nowhere").run(Console(quiet=True))
+    assert not (tmp_path / "nowhere").exists()
+
+
 @pytest.mark.parametrize("text", ["<b>", "a & b", '"quoted"'])
 def test_words_are_escaped(tmp_path: Path, text: str) -> None:
     Table1(tmp_path).run(Console(quiet=True))

@@ -10,8 +10,9 @@ import pytest
 import torch
 from rich.console import Console
 
-from unitvar.paper import synthetic
+from unitvar.paper import record, synthetic
 from unitvar.paper.backward import Backward
+from unitvar.paper.findings import SECTIONS
 from unitvar.paper.forward import Forward
 from unitvar.paper.synthetic import INPUTS, SIZES, Histogram, bare_mask, errors, feed, growth, weights
 
@@ -87,6 +88,22 @@ def test_a_histogram_is_a_density() -> None:
 def test_an_init_that_does_not_exist_is_named() -> None:
     with pytest.raises(ValueError, match=r"init='lecun' is not one of 'forward'"):
         next(weights("lecun", "relu", 1.0, torch.Generator()))
+
+
+@pytest.mark.parametrize("experiment", [Forward, Backward])
+def test_an_activation_that_does_not_exist_is_named_before_anything_runs(
+    tmp_path: Path, experiment: type[Forward | Backward], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(synthetic, "INPUTS")  # nothing can be fed
+    with pytest.raises(ValueError, match=r"'rleu'.*did you mean 'relu'"):
+        experiment(tmp_path, activations=("gelu", "rleu")).run(Console(quiet=True))
+
+
+@pytest.mark.usefixtures("small")
+def test_without_other_activations_there_is_still_a_section(tmp_path: Path) -> None:
+    Forward(tmp_path, seeds=1, activations=()).run(Console(quiet=True))
+    section = SECTIONS["forward"](record.load(tmp_path / "forward.json"))
+    assert len(section.found) == 1
 
 
 @pytest.mark.usefixtures("small")

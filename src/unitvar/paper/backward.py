@@ -21,6 +21,7 @@ from rich.progress import track
 from rich.table import Table
 
 from unitvar.activations import activation_moments
+from unitvar.activations.names import canonical
 from unitvar.paper import draw, record
 from unitvar.paper.forward import KEEPS, OTHERS
 from unitvar.paper.synthetic import SHOWN, Histogram, bare_mask, errors, feed, growth
@@ -47,16 +48,17 @@ class Backward:
 
     def run(self, console: Console) -> None:
         """Measure, print, draw and save."""
+        names = [*map(canonical, self.activations)]
         settings = [*itertools.product(KEEPS, INITS)]
         shown = track(settings, "backward", console=console, transient=True)
         rows = [row for keep, init in shown for row in self._measure(keep, init)]
         rows.sort(key=lambda row: (-row["keep"], -CONVENTIONS.index(row["convention"])))
-        others = [self._other(name) for name in track(self.activations, "others", console=console, transient=True)]
+        others = [self._other(name) for name in track(names, "others", console=console, transient=True)]
         console.print(_table(rows, self.seeds))
         console.print(_others_table(others))
         payload = {
             "experiment": "backward",
-            "config": {"seeds": self.seeds, "activations": self.activations},
+            "config": {"seeds": self.seeds, "activations": names},
             "relu": rows,
             "others": others,
         }

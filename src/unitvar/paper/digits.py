@@ -97,7 +97,8 @@ class Digits:
         console.print(comparison.table(rows, "8x8 digits: each initialisation at its tuned rate"))
         console.print(_claims_table(claims))
         config = {"scale": self.scale, "seeds": self.seeds, "base": asdict(replace(BASE, epochs=self.epochs))}
-        payload = {"experiment": "digits", "config": config, "rows": rows, "claims": claims}
+        ran = record.combined([r for part in records.values() for r in part])
+        payload = {"experiment": "digits", "config": config, "rows": rows, "claims": claims, "environment": ran}
         path = record.save(self.out / "digits.json", payload)
         sizes = SIZES[self.scale]
         picture = comparison.draw_panels(

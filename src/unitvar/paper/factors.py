@@ -67,11 +67,12 @@ class Factors:
     """Draws of the weights."""
 
     examples: int = 1000
-    """Images."""
+    """Images, as far as there are so many."""
 
     def run(self, console: Console) -> None:
         """Measure, print, draw and save."""
-        images = {"raw": self._raw(), "standardised": data.standardised(self._raw())[0]}
+        raw = self._raw()
+        images = {"raw": raw, "standardised": data.standardised(raw)[0]}
         settings = [*itertools.product(ACTIVATIONS, KEEPS, INPUTS, INITS)]
         rows = []
         for activation, keep, inputs, init in track(settings, "factors", console=console, transient=True):
@@ -83,7 +84,7 @@ class Factors:
             ]
             rows.append({"activation": activation, "keep": keep, "inputs": inputs, "init": init, "layers": means})
         console.print(_table(rows, self.dataset))
-        config = {"dataset": self.dataset, "seeds": self.seeds, "examples": self.examples}
+        config = {"dataset": self.dataset, "seeds": self.seeds, "examples": len(raw)}
         payload = {"experiment": "factors", "config": config, "rows": rows}
         path = record.save(self.out / "factors.json", payload)
         console.print(f"Saved {path} and {_draw(rows, self.out / 'factors.png')}")

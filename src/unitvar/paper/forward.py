@@ -20,6 +20,7 @@ from rich.progress import track
 from rich.table import Table
 
 from unitvar.activations import activation_moments
+from unitvar.activations.names import canonical
 from unitvar.paper import draw, record
 from unitvar.paper.synthetic import SHOWN, Histogram, feed, growth
 
@@ -49,15 +50,16 @@ class Forward:
     @torch.no_grad()
     def run(self, console: Console) -> None:
         """Measure, print, draw and save."""
+        names = [*map(canonical, self.activations)]
         settings = [*itertools.product(KEEPS, INITS)]
         relu = [self._relu(keep, init) for keep, init in track(settings, "forward", console=console, transient=True)]
-        pairs = [*itertools.product(self.activations, KEEPS)]
+        pairs = [*itertools.product(names, KEEPS)]
         others = [self._other(name, keep) for name, keep in track(pairs, "others", console=console, transient=True)]
         console.print(_table(relu, self.seeds))
         console.print(_others_table(others))
         payload = {
             "experiment": "forward",
-            "config": {"seeds": self.seeds, "activations": self.activations},
+            "config": {"seeds": self.seeds, "activations": names},
             "relu": relu,
             "others": others,
         }

@@ -18,10 +18,11 @@ from typing import Any, Literal
 
 from rich.console import Console
 
-from unitvar.paper import comparison, record
+from unitvar.paper import comparison, data, record
 from unitvar.paper.comparison import grid, repeats
 from unitvar.paper.fetch import ensure
 from unitvar.paper.mlp import Trial, run_trial
+from unitvar.paper.pools import check_device
 from unitvar.paper.sweep import finished, sweep
 
 __all__ = ["Mnist", "stages"]
@@ -41,8 +42,7 @@ def stages(base: Trial, scale: str, seeds: int, done: Callable[[list[Trial]], li
     """Give the trials in stages, the most telling first; later ones build on the records of earlier ones."""
     inits = RELEASED + CORRECTED
     if scale == "small":
-        short = replace(base, epochs=3)
-        yield "ReLU", grid(short, activations=("relu",), keeps=(0.5, 0.3), inits=inits, rates=RATES[:1])
+        yield "ReLU", grid(base, activations=("relu",), keeps=(0.5, 0.3), inits=inits, rates=RATES[:1])
         return
     yield "the paper's grid", grid(base, activations=ACTIVATIONS, keeps=KEEPS, inits=RELEASED, rates=RATES)
     yield "corrected rules", grid(base, activations=ACTIVATIONS, keeps=KEEPS, inits=CORRECTED, rates=RATES)
@@ -91,7 +91,7 @@ class Mnist:
     def run(self, console: Console) -> None:
         """Train, print, draw and save."""
         if self.train:
-            ensure("mnist", self.data_dir, console)
+            self._check(console)
             options = {"data_dir": self.data_dir, "device": self.device, "compiled": self.compiled}
             trial = functools.partial(run_trial, **options)  # type: ignore[arg-type]
             for label, trials in self._stages():
@@ -99,9 +99,19 @@ class Mnist:
                 sweep(trial, trials, self._folder, console, label=label, workers=self.workers, ray=self.ray)
         self._conclude(console)
 
+    def _check(self, console: Console) -> None:
+        """See here, once, what each trial would stumble over elsewhere."""
+        if self.ray is None:  # else the nodes of the cluster have device and data
+            check_device(self.device)
+            ensure("mnist", self.data_dir, console)
+            data.mnist(self.data_dir)
+
     def _stages(self) -> Iterator[Stage]:
-        base = replace(BASE, precision=self.precision)
-        return stages(base, self.scale, self.seeds, lambda trials: finished(trials, self._folder))
+        return stages(self._base, self.scale, self.seeds, lambda trials: finished(trials, self._folder))
+
+    @property
+    def _base(self) -> Trial:
+        return replace(BASE, precision=self.precision, epochs=3 if self.scale == "small" else BASE.epochs)
 
     @property
     def _folder(self) -> Path:
@@ -121,9 +131,10 @@ class Mnist:
         other = [row for row in rows if row["inputs"] != "raw"]
         if other:
             console.print(comparison.table(other, "MNIST, standardised pixels"))
-        config = {"scale": self.scale, "seeds": self.seeds, "base": asdict(BASE)}
+        config = {"scale": self.scale, "seeds": self.seeds, "base": asdict(self._base)}
         done = {"trials": len(records), "planned": len(planned)}
-        payload = {"experiment": self._name, "config": config, "done": done, "rows": rows}
+        ran = record.combined(records)
+        payload = {"experiment": self._name, "config": config, "done": done, "rows": rows, "environment": ran}
         path = record.save(self.out / f"{self._name}.json", payload)
         panels = [row for row in raw if row["init"] != "paper-half"]
         keeps = sorted({trial.keep for trial in planned}, reverse=True)

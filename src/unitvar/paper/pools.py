@@ -15,7 +15,19 @@ import torch
 
 from unitvar.paper import record
 
-__all__ = ["Pool", "processes", "ray_cluster"]
+__all__ = ["Pool", "check_device", "processes", "ray_cluster"]
+
+
+def check_device(name: str) -> None:
+    """Refuse a device that this machine does not have, before any trial is sent there."""
+    try:
+        torch.empty(1, device=name)
+    except Exception as error:  # RuntimeError, AssertionError, NotImplementedError: each backend has its own
+        have = ["cpu", *(kind for kind in ("cuda", "mps", "xpu") if getattr(torch, kind).is_available())]
+        reason = str(error).splitlines()[0]
+        raise ValueError(
+            f"device={name!r} cannot be used here ({reason}); this machine has {', '.join(have)}."
+        ) from error
 
 
 @runtime_checkable

@@ -62,7 +62,7 @@ def mat(folder: Path, name: str) -> tuple[Tensor, Tensor]:
     try:
         found = loadmat(path, variable_names=("X", "y"))
         pixels, labels = found["X"], found["y"].reshape(-1)
-    except (MatReadError, ValueError, KeyError, OSError, TypeError, zlib.error) as error:
+    except (MatReadError, ValueError, KeyError, OSError, TypeError, NotImplementedError, zlib.error) as error:
         raise _bad(path, f"is not a MATLAB file with X and y ({error})") from error
     if pixels.shape[:3] != (32, 32, 3) or pixels.shape[3:] != labels.shape or pixels.dtype != np.uint8:
         raise _bad(path, f"has X of shape {pixels.shape} and y of {labels.shape}, not (32, 32, 3, n) and (n,)")

@@ -9,14 +9,14 @@ import os
 import platform
 import subprocess
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
 
-__all__ = ["environment", "load", "save", "write"]
+__all__ = ["combined", "environment", "load", "save", "write"]
 
 
 def environment() -> dict[str, object]:
@@ -30,6 +30,18 @@ def environment() -> dict[str, object]:
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
     }
+
+
+def combined(records: Sequence[Mapping[str, Any]]) -> dict[str, object]:
+    """Describe what a summary of saved trials was computed with: each entry theirs, or a list where they differ."""
+    if not records:
+        return environment()
+    entries: dict[str, list[object]] = {}
+    for key, value in (item for record in records for item in record["environment"].items()):
+        seen = entries.setdefault(key, [])
+        if value not in seen:
+            seen.append(value)
+    return {key: seen[0] if len(seen) == 1 else seen for key, seen in entries.items()}
 
 
 def save(path: Path, payload: Mapping[str, object]) -> Path:

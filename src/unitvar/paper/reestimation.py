@@ -155,7 +155,10 @@ class Reestimation:
     """Drop probability."""
 
     workers: int | None = None
-    """Processes; default: one for each core."""
+    """Trials at once; default: one for each core."""
+
+    ray: str | None = None
+    """Address of a Ray cluster to run the trials on, such as "auto"."""
 
     def run(self, console: Console) -> None:
         """Train, measure, print, draw and save."""
@@ -165,14 +168,21 @@ class Reestimation:
             for seed in range(self.seeds)
         ]
         folder = self.out / "reestimation"
-        records = sweep(run_trial, trials, folder, console, label="reestimation", workers=self.workers)
+        if self.epochs < 2:
+            raise ValueError(f"epochs={self.epochs} has no half-way point; train for 2 or more.")
+        options = {"label": "reestimation", "workers": self.workers, "ray": self.ray}
+        records = sweep(run_trial, trials, folder, console, **options)  # type: ignore[arg-type]
         rows = summarise(records)
         for network in ("densenet", "mlp"):
             console.print(_table(network, [row for row in rows if row["network"] == network], self))
-        config = {key: value for key, value in asdict(self).items() if key not in ("out", "workers")}
-        path = record.save(
-            self.out / "reestimation.json", {"experiment": "reestimation", "config": config, "rows": rows}
-        )
+        config = {key: value for key, value in asdict(self).items() if key not in ("out", "workers", "ray")}
+        payload = {
+            "experiment": "reestimation",
+            "config": config,
+            "rows": rows,
+            "environment": record.combined(records),
+        }
+        path = record.save(self.out / "reestimation.json", payload)
         console.print(f"Saved {path} and {_draw(rows, self.out / 'reestimation.png')}")
 
 

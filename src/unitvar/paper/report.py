@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import html
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any
 from rich.console import Console
 
 from unitvar.paper.findings import SECTIONS, Grid, Section
-from unitvar.paper.record import write
+from unitvar.paper.record import load, write
 
 __all__ = ["ERRATA", "Report", "headlines"]
 
@@ -71,7 +70,9 @@ class Report:
 def found(folder: Path) -> dict[str, Mapping[str, Any]]:
     """Return the saved results of a folder, in the order of the page."""
     paths = {name: folder / f"{name}.json" for name in SECTIONS}
-    there = {name: json.loads(path.read_text(encoding="utf-8")) for name, path in paths.items() if path.exists()}
+    there: dict[str, Mapping[str, Any]] = {name: load(path) for name, path in paths.items() if path.exists()}
+    if not there:
+        raise ValueError(f"{folder} has no results; run `unitvar reproduce` first, or name their folder with --out.")
     if "mnist" in there:
         there.pop("mnist_small", None)  # the same experiment, smaller
     return there
@@ -80,14 +81,14 @@ def found(folder: Path) -> dict[str, Mapping[str, Any]]:
 def headlines(folder: Path, names: tuple[str, ...]) -> list[str]:
     """Return the title and the first finding of each of some experiments."""
     results = found(folder)
-    sections = (SECTIONS[name](results[name]) for name in names if name in results)
+    sections = (_told(name, results[name], folder) for name in names if name in results)
     return [f"{section.title}. {section.found[0]}" for section in sections]
 
 
 def page(folder: Path) -> str:
     """Return the page for the results of a folder."""
     results = found(folder)
-    sections = {name: SECTIONS[name](payload) for name, payload in results.items()}
+    sections = {name: _told(name, payload, folder) for name, payload in results.items()}
     body = "\n".join(_section(name, sections[name], results[name], folder) for name in sections)
     contents = "".join(f'<li><a href="#{name}">{_text(section.title)}</a></li>' for name, section in sections.items())
     missing = [name for name in SECTIONS if name not in results and name != "mnist_small"]
@@ -107,6 +108,17 @@ def page(folder: Path) -> str:
 """
 
 
+def _told(name: str, payload: Mapping[str, Any], folder: Path) -> Section:
+    try:
+        _hardware(payload)
+        return SECTIONS[name](payload)
+    except (LookupError, TypeError, AttributeError, ValueError) as error:
+        raise ValueError(
+            f"{folder / name}.json is not a result of this version of unitvar ({type(error).__name__}: {error}); run "
+            f"that experiment again, or move the file elsewhere."
+        ) from error
+
+
 def _section(name: str, section: Section, payload: Mapping[str, Any], folder: Path) -> str:
     sentences = "".join(f"<p>{_text(sentence)}</p>" for sentence in section.found)
     pictures = "".join(_picture(folder / picture, section.title) for picture in section.pictures)
@@ -120,9 +132,12 @@ def _section(name: str, section: Section, payload: Mapping[str, Any], folder: Pa
 
 
 def _hardware(payload: Mapping[str, Any]) -> str:
-    ran = payload["environment"]
-    commit = (ran["commit"] or "unknown")[:12]
-    return f"{ran['processor']}, {ran['cores']} cores, torch {ran['torch']}, Python {ran['python']}, commit {commit}."
+    def said(key: str, digits: int | None = None) -> str:
+        value = payload["environment"][key]  # a list where trials differ
+        return " and ".join(str(v or "unknown")[:digits] for v in (value if isinstance(value, list) else [value]))
+
+    versions = f"torch {said('torch')}, Python {said('python')}, commit {said('commit', 12)}"
+    return f"{said('processor')}, {said('cores')} cores, {versions}."
 
 
 def _picture(path: Path, title: str) -> str:

@@ -48,7 +48,17 @@ def forward(p: Payload) -> Section:
         (f"{keep:g}", names[init], *(f"{at(keep, init, layer):.3g}" for layer in (5, 10, 15, 20)))
         for keep, init in rows
     )
-    unstable = max(p["others"], key=lambda row: row["chi"])
+    found = [
+        f"Holds: after 20 ReLU layers at keep rate 0.6, E z² is {at(0.6, 'forward'):.2g} with the correction, "
+        f"{at(0.6, 'he'):.2g} with He's weights and {at(0.6, 'xavier'):.2g} with Xavier's."
+    ]
+    if p["others"]:
+        unstable = max(p["others"], key=lambda row: row["chi"])
+        found.append(
+            "It holds for activations with chi ≤ 1. Above one, as for the authors' own GELU, one is an unstable second "
+            f"moment: with {unstable['activation']} (chi {unstable['chi']:.2f}) it is "
+            f"{mean([run[-1] for run in unstable['second']]):.3g} at layer 20."
+        )
     others = []
     for name in dict.fromkeys(row["activation"] for row in p["others"]):
         own = [row for row in p["others"] if row["activation"] == name]
@@ -59,13 +69,7 @@ def forward(p: Payload) -> Section:
         "Figure 1: the signal through twenty layers",
         "Rows on a sphere with the forward correction keep the variance with and without dropout; with Xavier's it "
         "decays, with He's it explodes under dropout.",
-        (
-            f"Holds: after 20 ReLU layers at keep rate 0.6, E z² is {at(0.6, 'forward'):.2g} with the correction, "
-            f"{at(0.6, 'he'):.2g} with He's weights and {at(0.6, 'xavier'):.2g} with Xavier's.",
-            "It holds for activations with chi ≤ 1. Above one, as for the authors' own GELU, one is an unstable second "
-            f"moment: with {unstable['activation']} (chi {unstable['chi']:.2f}) it is "
-            f"{mean([run[-1] for run in unstable['second']]):.3g} at layer 20.",
-        ),
+        tuple(found),
         f"Full size: 1,000 inputs, 15 layers of 500, 6 of 250; {p['config']['seeds']} seeds.",
         (
             Grid("E z² in layers of ReLU", ("keep", "init", "layer 5", "layer 10", "layer 15", "layer 20"), cells),
