@@ -107,7 +107,7 @@ def test_tokens_several_inputs_and_models_that_are_there_already(
 )
 def test_errors_are_clear(inside: None, capfd: pytest.CaptureFixture[str], arguments: list[str], message: str) -> None:
     assert main(["explain", *arguments]) == 2
-    said = capfd.readouterr().err
+    said = " ".join(capfd.readouterr().err.split())
     assert message in said
     assert "Traceback" not in said
 

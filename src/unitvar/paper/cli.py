@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
+import io
+import shutil
 import sys
+import textwrap
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
 
 __all__ = ["main"]
 
@@ -23,14 +28,54 @@ def main(arguments: list[str] | None = None) -> int:
     import rich.console
     import tyro
 
+    from unitvar.paper.arguments import check
     from unitvar.paper.commands import COMMANDS
 
     arguments = sys.argv[1:] if arguments is None else arguments
     # Without a subcommand there is nothing to run: show what there is.
-    command = tyro.cli(COMMANDS, prog="unitvar", description=_DESCRIPTION, args=arguments or ["--help"])
+    with _wrapped_help():
+        command = tyro.cli(COMMANDS, prog="unitvar", description=_DESCRIPTION, args=arguments or ["--help"])
     try:
+        check(command)
         command.run(rich.console.Console())
-    except (ValueError, TypeError) as error:
-        sys.stderr.write(f"unitvar: {error}\n")
+    except (ValueError, TypeError, OSError) as error:
+        sys.stderr.write(_wrapped(f"unitvar: {error}\n"))
         return 2
+    except KeyboardInterrupt:
+        sys.stderr.write("unitvar: interrupted; what was saved is kept\n")
+        return 130
     return 0
+
+
+def _wrapped(text: str, indent: str = "  ") -> str:
+    """Wrap lines to the width of the terminal, 80 columns where there is none; what has no spaces stays whole."""
+    width = shutil.get_terminal_size().columns
+    options = {"subsequent_indent": indent, "break_long_words": False, "break_on_hyphens": False}
+    lines = (textwrap.wrap(line, width, **options) or [""] for line in text.split("\n"))  # type: ignore[arg-type]
+    return "\n".join(part for line in lines for part in line)
+
+
+class _Page(io.StringIO):
+    """Holds back what is on its way to the standard output, whose encoding says which characters it may have."""
+
+    encoding = sys.__stdout__.encoding if sys.__stdout__ else "utf-8"
+
+
+@contextmanager
+def _wrapped_help() -> Iterator[None]:
+    """Wrap the lines that tyro leaves long: usage and description. A terminal does so by itself."""
+    if sys.stdout.isatty():
+        yield
+        return
+    page = _Page()
+    try:
+        with redirect_stdout(page):
+            yield
+    finally:
+        sys.stdout.write("".join(map(_narrow, page.getvalue().splitlines(keepends=True))))
+
+
+def _narrow(line: str) -> str:
+    if line.startswith("usage:"):
+        return _wrapped(line.replace(",", ", "))  # so that it can be broken
+    return _wrapped(line, indent="") if line[:1].isalpha() else line  # a box is narrow enough

@@ -11,6 +11,7 @@ import statistics
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import torch
 from rich.console import Console
@@ -19,6 +20,7 @@ from rich.table import Table
 from torch import Tensor, nn
 
 from unitvar.paper import models, record
+from unitvar.paper.arguments import AtLeast
 
 __all__ = ["Cost"]
 
@@ -43,7 +45,7 @@ class Cost:
     out: Path = Path("results")
     """Folder for cost.json."""
 
-    rounds: int = 25
+    rounds: Annotated[int, AtLeast(2)] = 25
     """Times that each network is run."""
 
     def run(self, console: Console) -> None:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from unitvar import plot
 from unitvar.flow import VarianceReport, measure
 from unitvar.initialize import initialize_, plan
+from unitvar.paper.arguments import AtLeast
 from unitvar.paper.named import named
 
 __all__ = ["Explain", "drawn"]
@@ -42,7 +43,7 @@ class Explain:
     runs: int = 4
     """How often to run it."""
 
-    seed: int = 0
+    seed: Annotated[int, AtLeast(0)] = 0
     """Of the model's weights, the inputs and the masks."""
 
     plot: Path | None = None

@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from rich.console import Console
@@ -24,6 +24,7 @@ import unitvar
 from unitvar import plot
 from unitvar.flow import History, VarianceReport
 from unitvar.paper import data, record
+from unitvar.paper.arguments import AtLeast
 from unitvar.paper.train import Schedule, evaluate, train
 
 __all__ = ["FILLS", "Healthy", "network"]
@@ -73,7 +74,7 @@ class Healthy:
     out: Path = Path("results")
     """Folder for healthy.json, healthy.png and healthy-training.png."""
 
-    depth: int = 20
+    depth: Annotated[int, AtLeast(2)] = 20
     """Weights."""
 
     width: int = 256
