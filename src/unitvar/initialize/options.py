@@ -57,6 +57,8 @@ class Options:
             or (isinstance(self.only, Sequence) and all(isinstance(p, str) for p in self.only))
         ):
             raise TypeError(f"only={self.only!r} is not a shell pattern on parameter names, nor a list of them.")
+        if self.rules is not None and not isinstance(self.rules, Mapping):
+            raise TypeError(f"rules={self.rules!r} is not a dict of op name → rule, like {{'aten.max_pool2d': f}}.")
         for name, given in (self.rules or {}).items():
             check_name(name)
             if not all(map(callable, _pair(given))):

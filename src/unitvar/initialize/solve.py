@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import math
+import warnings
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
@@ -109,7 +111,22 @@ def _planned(model: nn.Module, example: Any, options: Options, graphs: list[Grap
             f"{name} in module {where or '(the model itself)'!r} has no rule; add one with @unitvar.rule({name!r}) or "
             f"rules={{{name!r}: ...}}, or use strict=False to have it taken apart or sampled."
         )
+    _warn_of_unused(options, graphs)
     return _plan(model, options, found, fixed, allowed, unsupported)
+
+
+def _warn_of_unused(options: Options, graphs: list[Graph]) -> None:
+    """Name the rules of this call that met no op: they are misspelt, or for another model."""
+    ops = {f"{node.name}.{node.op.overload}": node.name for graph in graphs for node in graph.nodes}
+    names = sorted(set(ops.values()))
+    for key in options.overrides:
+        if key in ops or key in names:
+            continue
+        near = difflib.get_close_matches(key, names, 1)
+        guess = f" Did you mean {near[0]!r}?" if near else ""
+        warnings.warn(
+            f"rules[{key!r}] was not used: the model runs no such op.{guess} It runs {', '.join(names)}.", stacklevel=5
+        )
 
 
 @dataclass(eq=False, slots=True)
