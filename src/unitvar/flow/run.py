@@ -16,8 +16,9 @@ from unitvar.flow.predict import predict
 from unitvar.flow.report import LayerFlow, NormGap, VarianceReport
 from unitvar.flow.tally import Tally
 from unitvar.stochastic import dropout_off, random_state_kept
+from unitvar.trace.example import check_example, explained
 from unitvar.trace.record import flattened
-from unitvar.trace.run import call, check_example, copied, explained, lazy_kept, materialised
+from unitvar.trace.run import call, copied, lazy_kept, materialised
 from unitvar.trace.untouched import modules_tracked, untouched, values_kept
 
 __all__ = ["measure", "sample"]

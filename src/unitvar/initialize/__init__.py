@@ -15,7 +15,8 @@ from unitvar.initialize import fill, measured
 from unitvar.initialize.layers import LayerPlan, Plan
 from unitvar.initialize.options import Options, Overrides
 from unitvar.initialize.solve import planned
-from unitvar.trace.run import check_example, lazy_kept, materialised
+from unitvar.trace.example import check_example
+from unitvar.trace.run import lazy_kept, materialised
 from unitvar.trace.untouched import untouched
 
 __all__ = ["LayerPlan", "Plan", "initialize_", "plan"]
@@ -49,7 +50,7 @@ def plan(
         inputs: ``"standard"`` (zero mean, unit variance), ``"measured"`` (the example's own), ``(mean, std)``, or a
             list of those, one for each floating-point tensor.
         rules: op name → rule, for this call; see :func:`unitvar.rule`. A pair is a rule and its backward factor; a
-            function alone keeps that of the op.
+            function alone keeps that of the op. A warning names an op that the model does not run.
         strict: whether an op without a rule is an error.
 
     Returns:
@@ -112,6 +113,11 @@ def initialize_(
     """
     options = Options(mode, distribution, only, inputs, rules, strict, method)
     check_example(example)
+    if generator is not None and not isinstance(generator, torch.Generator):
+        raise TypeError(
+            f"generator={generator!r} is not a torch.Generator or None; for a seed, pass "
+            "torch.Generator().manual_seed(seed), on the model's device."
+        )
     model = inner(model)
     with torch.inference_mode(False), lazy_on_failure(model):
         _materialise(model, example)

@@ -13,13 +13,12 @@ from torch.nn.utils.rnn import PackedSequence
 
 from unitvar.batchnorm.feed import device_of, moved
 from unitvar.batchnorm.preserve import Uninitialised, waits
+from unitvar.trace.example import check_example, explained
 from unitvar.trace.graph import Graph, Op, Value
 from unitvar.trace.record import Recorder
 from unitvar.trace.untouched import attributes_kept, modules_tracked, plain_kept, untouched, values_kept
 
-__all__ = ["call", "check_example", "copied", "explained", "lazy_kept", "materialised", "trace"]
-
-_REMEDY = "If it came from a loader as (input, target), the target is not the model's input: pass batch[0]."
+__all__ = ["call", "copied", "lazy_kept", "materialised", "trace"]
 
 
 def trace(model: nn.Module, example: Any, *, training: bool = True, known: Callable[[Op], bool] | None = None) -> Graph:
@@ -103,15 +102,6 @@ def _fed(example: Any, recorder: Recorder, name: str = "input") -> Any:
     return example
 
 
-def check_example(example: Any) -> None:
-    """Refuse what cannot be an example."""
-    if isinstance(example, list):
-        raise TypeError(
-            "The example is a list, which is neither a tensor nor a tuple of positional arguments nor a dict of "
-            f"keyword arguments. {_REMEDY}"
-        )
-
-
 def call(model: nn.Module, example: Any) -> Any:
     """Run a model on a tensor, on a tuple of positional arguments or on a dict of keyword arguments."""
     if isinstance(example, Mapping):
@@ -132,17 +122,6 @@ def copied(batch: Any) -> Any:
     if type(batch) in (tuple, list):
         return type(batch)(copied(value) for value in batch)
     return batch
-
-
-def explained(error: Exception, example: Any) -> Exception:
-    """Add what the example may have to do with an error."""
-    if isinstance(example, tuple) and len(example) > 1 and not hasattr(example, "_fields"):
-        clearer = TypeError(
-            f"The model rejected the example's {len(example)} elements as positional arguments: {error}. {_REMEDY}"
-        )
-        clearer.__cause__ = error
-        return clearer
-    return error
 
 
 def materialised(model: nn.Module, example: Any) -> None:
