@@ -103,8 +103,7 @@ def run_trial(
     schedule = Schedule(
         trial.epochs, trial.rate, trial.batch, weight_decay=0, drops=(), optimiser="adam", precision=trial.precision
     )
-    trained = torch.compile(model) if compiled else model
-    curve = train(trained, training, schedule, seed=trial.seed, points=POINTS, at_point=at_point)  # type: ignore[arg-type]
+    curve = train(model, training, schedule, seed=trial.seed, points=POINTS, at_point=at_point, compiled=compiled)
     end = evaluate(model, test)
     model.load_state_dict(kept)
     return {

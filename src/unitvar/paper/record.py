@@ -9,14 +9,15 @@ import os
 import platform
 import subprocess
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 
-__all__ = ["combined", "environment", "load", "save", "write"]
+__all__ = ["combined", "environment", "load", "replacing", "save", "write"]
 
 
 def environment() -> dict[str, object]:
@@ -84,17 +85,24 @@ def _finite(value: object) -> object:
 
 def write(path: Path, text: str) -> Path:
     """Write a file whole or not at all; return the path."""
+    with replacing(path) as file:
+        file.write(text.encode("utf-8"))
+    return path
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """Give a file to write to, which takes the place of path when the block is done, and never was if it fails."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".partial")
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
+        with os.fdopen(handle, "wb") as file:
+            yield file
         os.chmod(temporary, 0o644)  # mkstemp is for secrets; a result is not one
         os.replace(temporary, path)
     except BaseException:
         os.unlink(temporary)
         raise
-    return path
 
 
 @functools.cache  # what runs is what was there at the start, whatever happens to the source meanwhile

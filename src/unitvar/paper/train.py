@@ -6,53 +6,21 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from unitvar.paper.augment import draw_moves, moved
+from unitvar.paper.checkpoint import State
 from unitvar.paper.data import Images
+from unitvar.paper.replicas import Replica, replica
+from unitvar.paper.schedule import Schedule
 from unitvar.stochastic import evaluating
 
 __all__ = ["Curve", "Schedule", "evaluate", "seeded", "train"]
-
-OPTIMISERS = ("nesterov", "adam")
-PRECISIONS = ("float32", "bfloat16")
-
-
-@dataclass(frozen=True)
-class Schedule:
-    """Nesterov momentum or Adam, its rate divided by ten at some fractions of the epochs."""
-
-    epochs: int
-    rate: float = 0.1
-    batch: int = 64
-    momentum: float = 0.9
-    weight_decay: float = 2e-4  # the paper's penalty of 1e-4 on squares, whose derivative has a 2
-    drops: tuple[float, ...] = (0.5, 0.75)
-    optimiser: str = "nesterov"
-    precision: str = "float32"
-
-    def __post_init__(self) -> None:
-        for name, value, allowed in (
-            ("optimiser", self.optimiser, OPTIMISERS),
-            ("precision", self.precision, PRECISIONS),
-        ):
-            if value not in allowed:
-                raise ValueError(f"{name}={value!r} is not one of {', '.join(map(repr, allowed))}.")
-
-    def rate_at(self, epoch: int) -> float:
-        """Return the learning rate of an epoch, counted from 0."""
-        passed = sum(epoch >= fraction * self.epochs for fraction in self.drops)
-        return self.rate / 10.0**passed
-
-    def over(self, parameters: Iterator[nn.Parameter]) -> torch.optim.Optimizer:
-        """Return the optimiser over parameters. Fused: one kernel for the whole update, on CPUs too."""
-        if self.optimiser == "adam":
-            return torch.optim.Adam(parameters, lr=self.rate, weight_decay=self.weight_decay, fused=True)
-        return torch.optim.SGD(
-            parameters, lr=self.rate, momentum=self.momentum, nesterov=True, weight_decay=self.weight_decay, fused=True
-        )
 
 
 @dataclass(frozen=True)
@@ -67,9 +35,16 @@ class Curve:
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Seed torch for a block, and give the global generator back as it was."""
-    with torch.random.fork_rng(devices=[]):
+    """Seed torch for a block, and give its generators back as they were."""
+    with undisturbed():
         torch.manual_seed(seed)
+        yield
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Give torch's generators, the CPU's and the GPU's in use, back as they were."""
+    with torch.random.fork_rng([torch.cuda.current_device()] if torch.cuda.is_available() else []):
         yield
 
 
@@ -82,54 +57,106 @@ def train(
     after_epoch: Callable[[int], object] = lambda epoch: None,
     points: int = 1,
     at_point: Callable[[], object] = lambda: None,
+    notes: dict[str, Any] | None = None,
+    checkpoint: Path | None = None,
+    compiled: bool = False,
 ) -> Curve:
     """Train in place, deterministically given the seed; leave the model in training mode.
 
+    Called in each process of a torchrun, all train one model: the batch is the schedule's, each process has a part.
+
     Args:
-        model: changed in place; it may be compiled. The data must be on its device.
+        model: changed in place. The data must be on its device.
         data: what to train on.
         schedule: how.
-        seed: of the order of the data and of dropout.
+        seed: of the order of the data, of their augmentation and of dropout.
         after_epoch: called with the number of epochs done; what it draws does not disturb training.
         points: how many points of the curve an epoch has.
         at_point: called at each; what it draws does not disturb training.
+        notes: what the two callbacks have to remember; it goes into the checkpoint, and comes out of it.
+        checkpoint: a file, written after every epoch; if it is there, training goes on from it.
+        compiled: whether to compile the model first.
 
     Returns:
         The loss on the way. A loss that is not finite ends training at the next point; that is a result, not an error.
     """
-    order = torch.Generator().manual_seed(seed)
-    optimiser = schedule.over(model.parameters())
-    batches = math.ceil(len(data) / schedule.batch)
-    ends = {math.ceil(batches * k / points) for k in range(1, points + 1)}
-    losses: list[float] = []
-    with seeded(seed):
+    place = replica()
+    optimiser, order = schedule.over(model.parameters()), torch.Generator().manual_seed(seed)
+    state = State(model, optimiser, order, {} if notes is None else notes)
+    with seeded(seed + 1_000_003 * place.rank):  # every process drops other units
+        if checkpoint is not None and checkpoint.exists():
+            state.load(checkpoint)
         model.train()
-        for epoch in range(schedule.epochs):
-            for group in optimiser.param_groups:
-                group["lr"] = schedule.rate_at(epoch)
-            # Summed as a tensor: reading a number off the device at each step would make every step wait.
-            total, count = torch.zeros((), device=data.labels.device), 0
-            for i, (images, labels) in enumerate(data.batches(schedule.batch, order), 1):
-                if len(labels) > 1:  # BatchNorm cannot normalise a single value
-                    total += _step(model, images, labels, optimiser, schedule.precision)
-                    count += 1
-                if i in ends:
-                    losses.append(total.item() / max(count, 1))
-                    if not math.isfinite(losses[-1]):
-                        return Curve(points, tuple(losses), epoch + i / batches)
-                    total.zero_()
-                    count = 0
-                    with torch.random.fork_rng(devices=[]):
-                        at_point()
-            with torch.random.fork_rng(devices=[]):
+        called = place.wrap(model)
+        called = torch.compile(called) if compiled else called  # type: ignore[assignment]
+        for epoch in range(state.epoch, schedule.epochs):
+            diverged = _epoch(called, data, schedule, state, points, at_point, place)
+            if diverged is not None:
+                return Curve(points, tuple(state.losses), epoch + diverged)
+            with undisturbed():
                 after_epoch(epoch + 1)
-    return Curve(points, tuple(losses))
+            state.epoch = epoch + 1
+            if checkpoint is not None:
+                state.save(checkpoint)
+    return Curve(points, tuple(state.losses))
 
 
-def _step(model: nn.Module, images: Tensor, labels: Tensor, optimiser: torch.optim.Optimizer, precision: str) -> Tensor:
+def _epoch(
+    model: nn.Module,
+    data: Images,
+    schedule: Schedule,
+    state: State,
+    points: int,
+    at_point: Callable[[], object],
+    place: Replica,
+) -> float | None:
+    """Train an epoch; return None, or how much of it was done when the loss was no longer finite."""
+    for group in state.optimiser.param_groups:
+        group["lr"] = schedule.rate_at(state.epoch)
+    if schedule.forgets_at(state.epoch):
+        state.optimiser.state.clear()
+    batches = _batches(data, schedule, state.order, place)
+    ends = {math.ceil(len(batches) * k / points) for k in range(1, points + 1)}
+    # Summed as a tensor: reading a number off the device at each step would make every step wait.
+    total, count = torch.zeros((), device=data.labels.device), 0
+    for i, index in enumerate(batches, 1):
+        moves = draw_moves(len(index), schedule.shift, state.order) if schedule.shift else None
+        own = data[place.part(index)]
+        images = own.images if moves is None else moved(own.images, place.part(moves), schedule.shift)
+        # The mean over all of the batch, as a mean over processes whose parts may differ by one.
+        share = len(own) * place.count / len(index)
+        total += _step(model, images, own.labels, state.optimiser, schedule.precision, share)
+        count += 1
+        if i in ends:
+            state.losses.append(place.sum(total).item() / (count * place.count))
+            if not math.isfinite(state.losses[-1]):
+                return i / len(batches)
+            total.zero_()
+            count = 0
+            with undisturbed():
+                at_point()
+    return None
+
+
+def _batches(data: Images, schedule: Schedule, order: torch.Generator, place: Replica) -> list[Tensor]:
+    """Shuffle the data into batches, without a last one too small for BatchNorm to normalise in every process."""
+    batches = torch.split(torch.randperm(len(data), generator=order), schedule.batch)
+    kept = [index for index in batches if len(index) >= 2 * place.count]
+    if not kept:
+        raise ValueError(
+            f"{len(data)} images in batches of {schedule.batch} over {place.count} processes leave no batch with two "
+            "images for each process. Take more images, larger batches or fewer processes."
+        )
+    return kept
+
+
+def _step(
+    model: nn.Module, images: Tensor, labels: Tensor, optimiser: torch.optim.Optimizer, precision: str, share: float
+) -> Tensor:
     optimiser.zero_grad()
     with nullcontext() if precision == "float32" else torch.autocast(images.device.type, torch.bfloat16):
         loss = F.cross_entropy(model(images), labels)
+    loss = loss if share == 1 else loss * share
     torch.autograd.backward(loss)
     optimiser.step()
     return loss.detach()
@@ -137,11 +164,14 @@ def _step(model: nn.Module, images: Tensor, labels: Tensor, optimiser: torch.opt
 
 @torch.no_grad()
 def evaluate(model: nn.Module, data: Images, batch: int = 500) -> dict[str, float]:
-    """Return the error rate and the mean log loss, in evaluation mode."""
+    """Return the error rate and the mean log loss, in evaluation mode; processes of a torchrun share the work."""
+    place = replica()
     wrong, loss = 0, 0.0
     with evaluating(model):
-        for images, labels in data.batches(batch):
+        for images, labels in data[place.rank :: place.count].batches(batch):
             logits = model(images)
             wrong += int((logits.argmax(dim=1) != labels).sum())
             loss += F.cross_entropy(logits, labels, reduction="sum").item()
+    sums = torch.tensor([wrong, loss], dtype=torch.float64, device=data.labels.device)
+    wrong, loss = place.sum(sums).tolist()
     return {"error": wrong / len(data), "log_loss": loss / len(data)}

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from unitvar.paper import models
 
 __all__ = ["Model", "convnext", "densenet", "generator", "resnet", "unet", "vgg"]
 
@@ -20,21 +22,8 @@ def images(batch: int, side: int, channels: int = 3) -> Tensor:
 
 
 def vgg(width: int = 64, *, circular: bool = False, batch: int = 16) -> Model:
-    """Build Hendrycks & Gimpel's: dropout 0.3 after conv 1, 0.4 after 3, 5, 6, 8, 9, 11, 12, 0.5 before the dense."""
-    rates = {1: 0.3} | dict.fromkeys((3, 5, 6, 8, 9, 11, 12), 0.4)
-    mode: Literal["circular", "zeros"] = "circular" if circular else "zeros"
-    layers: list[nn.Module] = []
-    channels, index = 3, 0
-    for stage, convolutions in enumerate((2, 2, 3, 3, 3)):
-        size = width * 2 ** min(stage, 3)
-        for _ in range(convolutions):
-            index += 1
-            layers += [nn.Conv2d(channels, size, 3, padding=1, padding_mode=mode), nn.ReLU()]
-            layers += [nn.Dropout(rates[index])] if index in rates else []
-            channels = size
-        layers.append(nn.MaxPool2d(2))
-    head = [nn.Flatten(), nn.Dropout(0.5), nn.Linear(channels, 8 * width), nn.ReLU(), nn.Dropout(0.5)]
-    return nn.Sequential(*layers, *head, nn.Linear(8 * width, 10)), images(batch, 32)
+    """Build Hendrycks & Gimpel's."""
+    return models.vgg(width, padding="circular" if circular else "zeros"), images(batch, 32)
 
 
 class Residual(nn.Module):

@@ -1,0 +1,80 @@
+"""One training in several processes: each takes its part of every batch, and they average their gradients.
+
+``torchrun --nproc-per-node 4 --no-python unitvar vgg …`` starts them; without it a process is alone.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+__all__ = ["Replica", "joined", "launched", "replica"]
+
+
+@dataclass(frozen=True)
+class Replica:
+    """A process's place among those that train one model together."""
+
+    rank: int = 0
+    count: int = 1
+
+    @property
+    def first(self) -> bool:
+        """Whether this is the one that writes and prints."""
+        return self.rank == 0
+
+    def part(self, index: Tensor) -> Tensor:
+        """Return this process's part of a batch."""
+        return index[self.rank :: self.count]
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        """Return the model to call in training: its gradients are the mean over all processes."""
+        return nn.parallel.DistributedDataParallel(model) if self.count > 1 else model
+
+    def sum(self, value: Tensor) -> Tensor:
+        """Add up a tensor over all processes, in place."""
+        if self.count > 1:
+            dist.all_reduce(value)
+        return value
+
+    def gather(self, value: Any) -> list[Any]:
+        """Return everyone's value, by rank."""
+        everyone: list[Any] = [value]
+        if self.count > 1:
+            everyone = [None] * self.count
+            dist.all_gather_object(everyone, value)
+        return everyone
+
+
+def replica() -> Replica:
+    """Return this process's place: alone, unless the processes of a torchrun have been joined."""
+    if dist.is_available() and dist.is_initialized():
+        return Replica(dist.get_rank(), dist.get_world_size())
+    return Replica()
+
+
+def launched() -> bool:
+    """Return whether torchrun started this process."""
+    return dist.is_available() and dist.is_torchelastic_launched()
+
+
+@contextmanager
+def joined() -> Iterator[Replica]:
+    """Join the processes that torchrun started, by NCCL if each has a GPU, else by gloo."""
+    local = int(os.environ["LOCAL_RANK"])
+    if torch.cuda.is_available():
+        torch.cuda.set_device(local)
+    else:  # the processes share the cores
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) // int(os.environ["LOCAL_WORLD_SIZE"])))
+    dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+    try:
+        yield replica()
+    finally:
+        dist.destroy_process_group()
