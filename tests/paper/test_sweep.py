@@ -137,7 +137,7 @@ def test_a_log_has_a_line_for_each_trial_with_the_time_to_go(tmp_path: Path) -> 
     configs = [Square(x, str(tmp_path / "log")) for x in range(3)]
     sweep(square, configs, tmp_path / "trials", console, label="squares", workers=1)
     lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
-    assert [re.sub(r"\d+ s to go", "a time to go", line) for line in lines] == [
+    assert [re.sub(r"(\d+ min )?\d+ s to go", "a time to go", line) for line in lines] == [
         "squares: 1 of 3 done, a time to go (x 0)",
         "squares: 2 of 3 done, a time to go (x 1)",
         "squares: 3 of 3 done (x 2)",

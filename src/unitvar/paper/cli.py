@@ -30,6 +30,7 @@ def main(arguments: list[str] | None = None) -> int:
 
     from unitvar.paper.arguments import check
     from unitvar.paper.commands import COMMANDS
+    from unitvar.paper.replicas import joined, launched
 
     arguments = sys.argv[1:] if arguments is None else arguments
     # Without a subcommand there is nothing to run: show what there is.
@@ -37,7 +38,13 @@ def main(arguments: list[str] | None = None) -> int:
         command = tyro.cli(COMMANDS, prog="unitvar", description=_DESCRIPTION, args=arguments or ["--help"])
     try:
         check(command)
-        command.run(rich.console.Console())
+        if not launched():
+            command.run(rich.console.Console())
+        elif not getattr(command, "parallel", False):
+            raise ValueError(f"{type(command).__name__.lower()} does not train in parallel; run it without torchrun.")
+        else:
+            with joined() as place:
+                command.run(rich.console.Console(quiet=not place.first))
     except (ValueError, TypeError, OSError) as error:
         sys.stderr.write(_wrapped(f"unitvar: {error}\n"))
         return 2

@@ -1,4 +1,4 @@
-"""Where trials run: local processes of one thread each, or a Ray cluster."""
+"""Where trials run: local processes of one thread each, a Ray cluster, or all processes of a torchrun together."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import multiprocessing.connection
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from typing import Any, Protocol, runtime_checkable
 
@@ -15,7 +15,7 @@ import torch
 
 from unitvar.paper import record
 
-__all__ = ["Pool", "check_device", "processes", "ray_cluster"]
+__all__ = ["Pool", "check_device", "processes", "ray_cluster", "together"]
 
 
 def check_device(name: str) -> None:
@@ -46,8 +46,8 @@ class Pool(Protocol):
         """Return what a call that is done returned, or raise what it raised."""
 
 
-class _Processes:
-    def __init__(self, executor: ProcessPoolExecutor, size: int) -> None:
+class _Local:
+    def __init__(self, executor: Executor, size: int) -> None:
         self.size = size
         self._executor = executor
 
@@ -68,7 +68,7 @@ def processes(size: int) -> Iterator[Pool]:
     context = multiprocessing.get_context("spawn")
     executor = ProcessPoolExecutor(size, mp_context=context, initializer=_prepare)
     try:
-        yield _Processes(executor, size)
+        yield _Local(executor, size)
         executor.shutdown()
     except BaseException:
         for process in list((executor._processes or {}).values()):
@@ -91,6 +91,14 @@ def _end_with_parent() -> None:
     if parent is not None:
         multiprocessing.connection.wait([parent.sentinel])
         os._exit(1)
+
+
+@contextmanager
+def together() -> Iterator[Pool]:
+    """Give a pool that runs one trial at a time in this process, as every process of a torchrun does."""
+    # In a thread, so that what is shown of the sweep stays alive. Denormals: as in _prepare, and thread by thread.
+    with ThreadPoolExecutor(1, initializer=torch.set_flush_denormal, initargs=(True,)) as executor:
+        yield _Local(executor, 1)
 
 
 class _Ray:

@@ -21,7 +21,8 @@ from rich.table import Table
 from rich.text import Text
 
 from unitvar.paper import record
-from unitvar.paper.pools import Pool, processes, ray_cluster
+from unitvar.paper.pools import Pool, processes, ray_cluster, together
+from unitvar.paper.replicas import replica
 
 __all__ = ["TrialError", "finished", "sweep", "trial_path"]
 
@@ -54,10 +55,12 @@ def sweep(
     label: str,
     workers: int | None = None,
     ray: str | None = None,
+    settled: Callable[[Config], object] = lambda config: None,
 ) -> list[dict[str, Any]]:
     """Run every trial that has no result yet, each on one thread, and return all results in order.
 
     A trial that fails does not keep the others from running: a :class:`TrialError` names those that did at the end.
+    In the processes of a torchrun, which must see the same folder, one trial at a time runs in all of them together.
 
     Args:
         trial: what to run; a module-level function, since it goes to other processes.
@@ -67,6 +70,7 @@ def sweep(
         label: what to call the sweep there.
         workers: trials at once; default: one for each core.
         ray: the address of a Ray cluster to run them on, such as "auto"; default: processes on this machine.
+        settled: called with a trial when its result is on disk.
 
     Returns:
         For each config the saved record, with ``config`` and what the trial returned.
@@ -74,23 +78,25 @@ def sweep(
     if workers is not None and workers < 1:
         raise ValueError(f"workers={workers} is not 1 or more; leave it out for one on each core.")
     finished(configs, folder)  # a file that cannot be read is better met now than after hours
-    todo = deque(config for config in configs if not trial_path(folder, config).exists())
+    place = replica()
+    missing = place.gather([not trial_path(folder, config).exists() for config in configs])[0]
+    todo = deque(config for config, wanted in zip(configs, missing, strict=True) if wanted)
     if todo:
         cores = min(workers or os.cpu_count() or 1, len(todo))
         progress = Sweep(label, configs, done=len(configs) - len(todo))
-        with ray_cluster(ray, workers) if ray else processes(cores) as pool, progress.shown(console):
-            progress.size = pool.size
-            try:
-                _run(pool, trial, todo, folder, progress)
-            except BrokenExecutor as error:
-                raise TrialError(
-                    "A process that ran a trial was ended from outside, perhaps for want of memory. What was done is "
-                    "saved: run the same again, with fewer workers if it was memory."
-                ) from error
+        pool = together() if place.count > 1 else ray_cluster(ray, workers) if ray else processes(cores)
+        with pool as running, progress.shown(console):
+            progress.size = running.size
+            for config, result in _results(running, trial, todo, progress):
+                if place.first:
+                    record.save(trial_path(folder, config), result)
+                    settled(config)
+                place.gather(None)  # nobody goes on before it is there
     return finished(configs, folder)
 
 
-def _run(pool: Pool, trial: Callable[..., Any], todo: deque[Any], folder: Path, progress: Sweep) -> None:
+def _results(pool: Pool, trial: Callable[..., Any], todo: deque[Any], progress: Sweep) -> Iterator[tuple[Any, Any]]:
+    """Give each trial and its result, as they come; raise for those that failed when the others are done."""
     failed: list[tuple[Any, Exception]] = []
     while todo or progress.running:
         while todo and len(progress.running) < pool.size:
@@ -100,13 +106,18 @@ def _run(pool: Pool, trial: Callable[..., Any], todo: deque[Any], folder: Path, 
             config, _ = progress.running[handle]
             try:
                 result = pool.result(handle)
-            except BrokenExecutor:  # no trial's fault, and no more will run
-                raise
+            except BrokenExecutor as error:  # no trial's fault, and no more will run
+                raise TrialError(
+                    "A process that ran a trial was ended from outside, perhaps for want of memory. What was done is "
+                    "saved: run the same again, with fewer workers if it was memory."
+                ) from error
             except Exception as error:
+                if replica().count > 1:  # the others wait for this one: end, and torchrun ends them
+                    raise
                 failed.append((config, error))
                 progress.drop(handle)
             else:
-                record.save(trial_path(folder, config), result)
+                yield config, result
                 progress.finish(handle)
         progress.refresh()
     if failed:

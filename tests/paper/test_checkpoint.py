@@ -1,0 +1,100 @@
+"""Checkpoints: training that was killed goes on with the same bits, and a file is data only."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from unitvar.paper import data, models
+from unitvar.paper.train import Curve, Schedule, evaluate, seeded, train
+
+NESTEROV = Schedule(5, 0.05, 64, forget=2, shift=1)
+ADAM = Schedule(5, 1e-3, 64, optimiser="adam", decay_vectors=False, drops=(0.6,))
+
+
+class KilledError(Exception):
+    pass
+
+
+def network() -> nn.Sequential:
+    with seeded(0):
+        return models.quicken_(models.DenseNet(7, 4, 0.3, channels=1))
+
+
+def run(schedule: Schedule, path: Path | None, kill: int | None = None) -> tuple[nn.Module, Curve, dict[str, Any]]:
+    """Train, noting something random and something measured, and be killed after an epoch has begun."""
+    training, _ = data.digits(0)
+    model, notes = network(), dict[str, Any](validation=[], draws={})
+
+    def at_point() -> None:
+        notes["validation"].append(evaluate(model, training[:100])["log_loss"])
+        if kill is not None and len(notes["validation"]) == 2 * kill + 1:
+            raise KilledError
+
+    def after_epoch(epoch: int) -> None:
+        notes["draws"][epoch] = torch.rand(3)
+
+    options = {"after_epoch": after_epoch, "at_point": at_point, "points": 2}
+    curve = train(model, training[:300], schedule, seed=3, notes=notes, checkpoint=path, **options)  # type: ignore[arg-type]
+    return model, curve, notes
+
+
+@pytest.mark.parametrize("schedule", [NESTEROV, ADAM], ids=["nesterov", "adam"])
+@pytest.mark.parametrize("kill", [0, 1, 3, 4])
+def test_a_killed_training_ends_in_the_same_bits(schedule: Schedule, kill: int, tmp_path: Path) -> None:
+    path = tmp_path / "checkpoint.pt"
+    whole = run(schedule, None)
+    with pytest.raises(KilledError):
+        run(schedule, path, kill)
+    assert path.exists() == (kill > 0)
+    resumed = run(schedule, path)
+    for a, b in zip(whole[0].state_dict().values(), resumed[0].state_dict().values(), strict=True):
+        assert torch.equal(a, b)
+    assert whole[1] == resumed[1]
+    assert whole[2]["validation"] == resumed[2]["validation"]
+    assert all(torch.equal(whole[2]["draws"][epoch], resumed[2]["draws"][epoch]) for epoch in range(1, 6))
+
+
+def test_training_that_was_finished_is_not_done_again(tmp_path: Path) -> None:
+    path = tmp_path / "checkpoint.pt"
+    first, curve, _ = run(NESTEROV, path)
+    written = path.stat().st_mtime_ns
+    again, same, _ = run(NESTEROV, path)
+    assert path.stat().st_mtime_ns == written
+    assert curve == same
+    assert all(map(torch.equal, first.state_dict().values(), again.state_dict().values()))
+
+
+def test_a_checkpoint_is_data_only_and_leaves_no_partial_files(tmp_path: Path) -> None:
+    run(ADAM, tmp_path / "checkpoint.pt")
+    assert [file.name for file in tmp_path.iterdir()] == ["checkpoint.pt"]
+    saved = torch.load(tmp_path / "checkpoint.pt", weights_only=True)
+    assert saved["epoch"] == 5
+
+
+def test_a_file_that_is_no_checkpoint_is_named_and_nothing_is_trained(tmp_path: Path) -> None:
+    path = tmp_path / "checkpoint.pt"
+    run(NESTEROV, path)
+    path.write_bytes(path.read_bytes()[:1000])
+    with pytest.raises(ValueError, match=r"checkpoint\.pt is no checkpoint.*Delete it to start over"):
+        run(NESTEROV, path)
+    path.write_bytes(b"")
+    with pytest.raises(ValueError, match="Delete it to start over"):
+        run(NESTEROV, path)
+
+
+def test_a_failing_save_keeps_the_checkpoint_before(tmp_path: Path) -> None:
+    path = tmp_path / "checkpoint.pt"
+    training, _ = data.digits(0)
+    model, notes = network(), dict[str, Any]()
+
+    def after_epoch(epoch: int) -> None:
+        if epoch == 2:
+            notes["bad"] = lambda: None  # which cannot be saved
+
+    with pytest.raises(Exception, match=r"(?i)pickle"):
+        train(model, training[:100], NESTEROV, seed=0, notes=notes, checkpoint=path, after_epoch=after_epoch)
+    assert torch.load(path, weights_only=True)["epoch"] == 1
+    assert [file.name for file in tmp_path.iterdir()] == ["checkpoint.pt"]

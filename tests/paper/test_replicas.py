@@ -1,0 +1,78 @@
+"""Processes of a torchrun: together they train as one would, write once, and go on where they stopped."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tests.paper import parallel
+from unitvar.paper.cli import main
+from unitvar.paper.replicas import Replica, launched, replica
+from unitvar.paper.train import train
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("parallel")
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command = [*torchrun, "-m", "tests.paper.parallel", str(folder)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return folder
+
+
+@pytest.fixture(scope="module")
+def found(folder: Path) -> list[dict[str, Any]]:
+    return [torch.load(folder / f"{rank}.pt") for rank in range(2)]
+
+
+def test_each_process_knows_its_place(found: list[dict[str, Any]]) -> None:
+    assert [f["place"] for f in found] == [(0, 2, True), (1, 2, True)]
+    assert replica() == Replica(0, 1)
+    assert not launched()
+
+
+def test_two_processes_train_as_one_does(found: list[dict[str, Any]]) -> None:
+    """Batches of 24 and a last one of 5, which two processes cannot share evenly: the gradient is still the mean."""
+    assert len(parallel.DATA) % parallel.SCHEDULE.batch == 5
+    for seed in (0, 1):
+        alone, together = parallel.run_trial(parallel.Trial(seed, 0.0)), found[0]["records"][seed]
+        assert together["weights"] == pytest.approx(alone["weights"], rel=1e-9, abs=1e-12)
+        assert together["curve"] == pytest.approx(alone["curve"], rel=1e-6)  # summed in single precision
+        assert together["test"] == pytest.approx(alone["test"], rel=1e-9)
+
+
+def test_images_too_few_to_share_are_left_out_or_refused() -> None:
+    with pytest.raises(ValueError, match=r"1 images in batches of 24 over 1 processes .* Take more images"):
+        train(nn.Linear(64, 10), parallel.DATA[:1], parallel.SCHEDULE, seed=0)
+
+
+def test_all_processes_end_with_the_same_results(found: list[dict[str, Any]]) -> None:
+    assert found[0]["records"] == found[1]["records"]
+    assert found[0]["files"] == found[0]["expected"] == found[1]["files"]
+
+
+def test_dropout_differs_between_processes_and_training_resumes_in_the_same_bits(found: list[dict[str, Any]]) -> None:
+    for f in found:
+        assert len(f["whole"]) == 4
+        assert all(map(torch.equal, f["whole"], f["resumed"]))
+    assert all(map(torch.equal, found[0]["whole"], found[1]["whole"]))
+
+
+def test_another_number_of_processes_cannot_go_on(folder: Path) -> None:
+    with pytest.raises(ValueError, match=r"saved by 2 processes and this is one of 1: .* delete it to start over"):
+        parallel.resumed(folder / "whole.pt", None)
+
+
+def test_a_command_that_does_not_train_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
+    assert main(["table1"]) == 2
+    assert "run it without torchrun" in capsys.readouterr().err
