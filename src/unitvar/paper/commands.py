@@ -23,6 +23,7 @@ from unitvar.paper.report import Report, headlines
 from unitvar.paper.stability import Stability
 from unitvar.paper.table1 import ActivationsCommand, Table1
 from unitvar.paper.tolerance import Tolerance
+from unitvar.paper.vgg.experiment import Vgg
 from unitvar.paper.zoo.experiment import Zoo
 
 __all__ = ["COMMANDS", "Reproduce"]
@@ -88,6 +89,7 @@ COMMANDS: TypeAlias = (
     | Annotated[Factors, tyro.conf.subcommand("factors")]
     | Annotated[Cost, tyro.conf.subcommand("cost")]
     | Annotated[Mnist, tyro.conf.subcommand("mnist")]
+    | Annotated[Vgg, tyro.conf.subcommand("vgg")]
     | Annotated[Tolerance, tyro.conf.subcommand("tolerance")]
     | Annotated[Report, tyro.conf.subcommand("report")]
     | Annotated[ActivationsCommand, tyro.conf.subcommand("activations")]

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from unitvar.paper import data, models
+from unitvar.paper import data, models, record
 from unitvar.paper.train import Schedule, evaluate, seeded, train
 from unitvar.paper.weights import initialise_
 
@@ -107,18 +107,9 @@ def run_trial(
     end = evaluate(model, test)
     model.load_state_dict(kept)
     return {
-        "curve": {"training": _rounded(curve.training), "validation": _rounded(losses)},
+        "curve": {"training": record.rounded(curve.training), "validation": record.rounded(losses)},
         "diverged": curve.diverged,
-        "test": {"end": _finite(end), "best": _finite(evaluate(model, test))},
+        "test": {"end": record.finite(end), "best": record.finite(evaluate(model, test))},
         "images": {"training": len(training), "validation": len(validation), "test": len(test)},
         "seconds": round(time.perf_counter() - start, 1),
     }
-
-
-def _rounded(values: Any) -> list[float | None]:
-    """Keep five significant digits, and no NaN or infinity, which JSON does not have."""
-    return [float(f"{value:.5g}") if math.isfinite(value) else None for value in values]
-
-
-def _finite(measured: dict[str, float]) -> dict[str, float | None]:
-    return dict(zip(measured, _rounded(measured.values()), strict=True))

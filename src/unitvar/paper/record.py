@@ -9,7 +9,7 @@ import os
 import platform
 import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 
 import torch
 
-__all__ = ["combined", "environment", "load", "replacing", "save", "write"]
+__all__ = ["combined", "environment", "finite", "load", "replacing", "rounded", "save", "write"]
 
 
 def environment() -> dict[str, object]:
@@ -65,6 +65,16 @@ def load(path: Path) -> dict[str, Any]:
     if not isinstance(saved, dict):
         raise ValueError(f"{path} has a JSON {type(saved).__name__}, not a result; move it elsewhere and run again.")
     return saved
+
+
+def rounded(values: Iterable[float]) -> list[float | None]:
+    """Keep five significant digits, and no NaN or infinity, which JSON does not have."""
+    return [float(f"{value:.5g}") if math.isfinite(value) else None for value in values]
+
+
+def finite(measured: Mapping[str, float]) -> dict[str, float | None]:
+    """Do the same to values that have names."""
+    return dict(zip(measured, rounded(measured.values()), strict=True))
 
 
 def _pretty(value: object, indent: str = "") -> str:

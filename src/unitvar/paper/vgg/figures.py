@@ -1,0 +1,67 @@
+"""How the VGGs converge, and the gradient of their first layer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from unitvar.paper import draw
+from unitvar.paper.vgg.trial import INITS, POINTS
+
+__all__ = ["draw_convergence", "draw_gradients"]
+
+TITLES = {"nesterov": "Nesterov momentum", "adam": "Adam"}
+
+
+def draw_convergence(rows: Sequence[Mapping[str, Any]], path: Path) -> Path:
+    """Draw a panel for each optimiser: training log loss dark, test log loss faint."""
+    figure, panels = _panels(rows)
+    for ax, own in panels:
+        for row in own:
+            colour = draw.COLOURS[INITS.index(row["init"])]
+            training, test = row["curve"]["training"], row["curve"]["test"]
+            label = f"{row['init']}, {row['rate']:g}"
+            ax.plot(_epochs(training, POINTS), _numbers(training), color=colour, linewidth=1.2, label=label)
+            ax.plot(_epochs(test, 1), _numbers(test), color=colour, linewidth=1.2, alpha=0.35)
+        ax.set_ylabel("log loss")
+        ax.legend(frameon=False, fontsize="small", title="init, rate", title_fontsize="small")
+    return draw.save(figure, path)
+
+
+def draw_gradients(rows: Sequence[Mapping[str, Any]], path: Path) -> Path:
+    """Draw a panel for each optimiser: the root mean square of the first layer's gradient, in the mean of an epoch."""
+    figure, panels = _panels(rows)
+    for ax, own in panels:
+        for row in own:
+            colour = draw.COLOURS[INITS.index(row["init"])]
+            gradient = _numbers(row["curve"]["gradient"])
+            ax.plot(_epochs(gradient, POINTS), gradient, color=colour, linewidth=0.6, alpha=0.35)
+            whole = [gradient[i : i + POINTS] for i in range(0, len(gradient), POINTS)]
+            means = [sum(part) / len(part) for part in whole]
+            centres = [i + len(part) / 2 / POINTS for i, part in enumerate(whole)]
+            ax.plot(centres, means, color=colour, linewidth=1.4, label=f"{row['init']}, {row['rate']:g}")
+        ax.set_yscale("log")
+        ax.set_ylabel("gradient of the first layer, RMS")
+        ax.legend(frameon=False, fontsize="small", title="init, rate", title_fontsize="small")
+    return draw.save(figure, path)
+
+
+def _panels(rows: Sequence[Mapping[str, Any]]) -> tuple[Any, list[tuple[Any, list[Mapping[str, Any]]]]]:
+    optimisers = [name for name in TITLES if any(row["optimiser"] == name for row in rows)]
+    figure = draw.figure(4.6 * len(optimisers), 3.4)
+    axes = figure.subplots(1, len(optimisers), squeeze=False)[0]
+    for ax, name in zip(axes, optimisers, strict=True):
+        ax.set_title(TITLES[name], fontsize="medium")
+        ax.set_xlabel("epoch")
+        ax.spines[["top", "right"]].set_visible(False)
+    own = [[row for row in rows if row["optimiser"] == name] for name in optimisers]
+    return figure, list(zip(axes, own, strict=True))
+
+
+def _epochs(values: Sequence[Any], points: int) -> list[float]:
+    return [i / points for i in range(1, len(values) + 1)]
+
+
+def _numbers(values: Sequence[float | None]) -> list[float]:
+    return [float("nan") if value is None else value for value in values]

@@ -1,0 +1,202 @@
+"""The VGG experiment: the paper's network, its weights, its schedule, and trials that stop and go on."""
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+from torch import nn
+
+from tests.paper.fake import write_cifar10
+from unitvar.paper import models
+from unitvar.paper.vgg import experiment
+from unitvar.paper.vgg import trial as vgg
+from unitvar.paper.vgg.experiment import Vgg, rates, stages, summarise, tuned
+from unitvar.paper.vgg.trial import INITS, Trial, initialise_, run_trial
+
+KEEPS = (None, 0.7, 1, 0.6, 1, 0.6, 0.6, 1, 0.6, 0.6, 1, 0.6, 0.6, 0.5, 0.5)
+"""The keep rate before each weight but the first, read off the paper's §2.3.2."""
+
+SMALL = Trial("nesterov", 1e-2, "paper", 0, width=4, epochs=3, batch=32, held_out=20)
+
+
+def weights(model: nn.Module) -> list[torch.Tensor]:
+    return [m.weight for m in model.modules() if isinstance(m, (nn.Conv2d, nn.Linear))]
+
+
+def initialised(name: str, width: int = 16) -> nn.Sequential:
+    example = torch.randn(64, 3, 32, 32, generator=torch.Generator().manual_seed(1))
+    return initialise_(models.vgg(width), name, example=example, generator=torch.Generator().manual_seed(0))
+
+
+def test_the_network_is_the_papers() -> None:
+    with torch.device("meta"):
+        model = models.vgg()
+    assert sum(p.numel() for p in model.parameters()) / 1e6 == pytest.approx(15.0, abs=0.05)
+    assert [w.shape[0] for w in weights(model)] == [64] * 2 + [128] * 2 + [256] * 3 + [512] * 7 + [10]
+    assert sum(isinstance(m, nn.MaxPool2d) for m in model) == 5
+    assert sum(isinstance(m, nn.ReLU) for m in model) == 14
+
+
+def test_the_papers_weights_are_orthonormal_times_the_correction() -> None:
+    for weight, keep in zip(weights(initialised("paper")), KEEPS, strict=True):
+        flat = weight.detach().flatten(1).double()
+        product = flat @ flat.T if flat.shape[0] <= flat.shape[1] else flat.T @ flat
+        square = 1.0 if keep is None else keep / 0.5  # the first is not rescaled
+        if flat.shape[0] <= flat.shape[1]:
+            assert torch.allclose(product, square * torch.eye(len(product), dtype=torch.float64), atol=1e-5)
+        else:
+            assert torch.allclose(product, product[0, 0] * torch.eye(len(product), dtype=torch.float64), atol=1e-5)
+
+
+def test_hes_weights_have_his_variance_and_no_correction() -> None:
+    for weight in weights(initialised("he", 32)):
+        n = weight[0].numel()
+        deviation = weight.square().mean().item() * n / 2 - 1
+        assert abs(deviation) < 5 * math.sqrt(2 / weight.numel())
+
+
+@pytest.mark.parametrize("name", INITS)
+def test_biases_are_zero_and_the_weights_are_drawn_from_the_generator(name: str) -> None:
+    model, example = models.vgg(16), torch.randn(64, 3, 32, 32, generator=torch.Generator().manual_seed(1))
+    state = torch.get_rng_state()
+    initialise_(model, name, example=example, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(torch.get_rng_state(), state)
+    biases = [m.bias for m in model if isinstance(m, (nn.Conv2d, nn.Linear))]
+    assert not any(bias.any() for bias in biases)
+    assert all(map(torch.equal, weights(model), weights(initialised(name))))
+
+
+def test_an_unknown_initialisation_is_named() -> None:
+    with pytest.raises(ValueError, match=r"init='lsuv' is not one of 'paper', 'he', 'plan', 'measured'"):
+        initialised("lsuv")
+
+
+def test_measured_weights_give_unit_second_moments_where_hes_do_not() -> None:
+    """In training mode, on images that the weights have not seen: E z² of the first dense layer."""
+    other = torch.randn(128, 3, 32, 32, generator=torch.Generator().manual_seed(2))
+
+    def deep(name: str) -> float:
+        model = initialised(name).train()
+        with torch.random.fork_rng(), torch.no_grad():
+            torch.manual_seed(0)
+            return model[:-3](other).square().mean().item()
+
+    assert deep("measured") == pytest.approx(1, rel=0.5)
+    assert deep("he") > 4
+
+
+def test_the_schedule_is_the_papers_at_any_length() -> None:
+    plan = vgg.schedule(Trial("adam", 1e-3, "he", 0))
+    found = [plan.rate_at(epoch) for epoch in (0, 99, 100, 124, 125, 149)]
+    assert found == pytest.approx([1e-3, 1e-3, 1e-4, 1e-4, 1e-5, 1e-5])
+    short = vgg.schedule(Trial("adam", 1e-3, "he", 0, epochs=15))
+    assert [short.rate_at(epoch) for epoch in (9, 10, 12, 13)] == pytest.approx([1e-3, 1e-4, 1e-4, 1e-5])
+    groups = plan.over(models.vgg(4).parameters()).param_groups
+    assert [(group["weight_decay"], {p.ndim > 1 for p in group["params"]}) for group in groups] == [
+        (1e-3, {True}),
+        (0.0, {False}),
+    ]
+
+
+def test_ten_rates_three_fixed_and_seven_drawn() -> None:
+    for optimiser, fixed in (("nesterov", (1e-2, 1e-3, 1e-4)), ("adam", (1e-3, 1e-4, 1e-5))):
+        found = rates(optimiser, 7)
+        assert found[:3] == fixed
+        assert len(set(found)) == 10
+        assert all(1e-5 <= rate <= 1e-1 for rate in found)
+        assert found == rates(optimiser, 7) != rates(optimiser, 7, seed=1)
+    logs = [math.log10(rate) for rate in rates("adam", 2000)[3:]]
+    assert abs(sum(logs) / 2000 + 3) < 5 * (4 / math.sqrt(12)) / math.sqrt(2000)  # uniform on [-5, -1]
+
+
+def record(optimiser: str, rate: float, init: str, error: float, *, seed: int = 0, diverged: bool = False) -> Any:
+    trial = Trial(optimiser, rate, init, seed)
+    curve = {"training": [2.0, 1.0], "gradient": [0.1, 0.2]}
+    measured = [] if diverged else [{"error": error, "log_loss": error}]
+    tested = [] if diverged else [{"error": error + 0.01, "log_loss": error}]
+    where = 0.5 if diverged else None
+    return {"config": vars(trial), "curve": curve, "validation": measured, "test": tested, "diverged": where}
+
+
+def test_the_rate_is_chosen_on_validation_and_the_test_error_is_of_that_rate() -> None:
+    records = [
+        record("adam", 1e-3, "he", 0.9),
+        record("adam", 1e-4, "he", 0.3),
+        record("adam", 1e-5, "he", 0.0, diverged=True),
+        record("adam", 1e-4, "he", 0.5, seed=1),
+        record("adam", 1e-3, "paper", 0.2),
+    ]
+    assert [r["config"]["rate"] for r in tuned(records[:3])] == [1e-4]
+    he, paper = summarise(records)
+    assert (he["rate"], he["learnt"], he["seeds"]) == (1e-4, [1e-4], 2)
+    assert he["error"]["mean"] == pytest.approx((0.31 + 0.51) / 2)
+    assert paper["error"]["mean"] == pytest.approx(0.21)
+
+
+def test_small_stages_add_ours_at_the_best_rate_and_then_seeds() -> None:
+    done = {(o, r, i): record(o, r, i, r) for o in ("nesterov", "adam") for r in rates(o, 0) for i in INITS}
+    base = replace(SMALL, epochs=1)
+
+    def finished(trials: list[Trial]) -> list[Any]:
+        return [done[t.optimiser, t.rate, t.init] for t in trials]
+
+    first, added, again = (trials for _, trials in stages(base, "small", 3, finished))
+    assert len(first) == 12
+    assert {(t.optimiser, t.rate, t.init) for t in added} == {
+        (o, r, i) for o, r in (("nesterov", 1e-4), ("adam", 1e-5)) for i in ("plan", "measured")
+    }
+    assert len(again) == 2 * 8
+    assert {t.seed for t in again} == {1, 2}
+    everything = [t for _, trials in stages(base, "paper", 1, lambda trials: []) for t in trials]
+    assert len(everything) == len(set(everything)) == 80
+
+
+@pytest.mark.filterwarnings("ignore:.*is not the published file")
+def test_a_trial_that_is_killed_goes_on_and_ends_in_the_same_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_cifar10(tmp_path, 20)
+    whole = run_trial(SMALL, data_dir=folder)
+    calls = 0
+
+    def dying(*arguments: Any) -> dict[str, float]:
+        nonlocal calls
+        calls += 1
+        if calls == 4:  # at the end of the second epoch
+            raise KeyboardInterrupt
+        return evaluate(*arguments)
+
+    evaluate = vgg.evaluate
+    monkeypatch.setattr(vgg, "evaluate", dying)
+    with pytest.raises(KeyboardInterrupt):
+        run_trial(SMALL, data_dir=folder, checkpoint=tmp_path / "a.pt")
+    assert torch.load(tmp_path / "a.pt")["epoch"] == 1
+    monkeypatch.undo()
+    resumed = run_trial(SMALL, data_dir=folder, checkpoint=tmp_path / "a.pt")
+    assert {**whole, "seconds": 0} == {**resumed, "seconds": 0}
+    assert len(whole["curve"]["gradient"]) == len(whole["curve"]["training"]) > 0
+    assert len(whole["validation"]) == len(whole["test"]) == 3
+
+
+@pytest.mark.filterwarnings("ignore:.*is not the published file")
+def test_the_command_trains_tidies_and_summarises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(experiment, "SIZES", {"small": {"width": 2, "epochs": 1, "batch": 32, "held_out": 20}})
+    monkeypatch.setattr(experiment, "FIXED", {"nesterov": (1e-2,), "adam": (1e-3,)})
+    command = Vgg(out=tmp_path, data_dir=write_cifar10(tmp_path / "data", 20), workers=1)
+    with pytest.raises(ValueError, match=r"No trial of this plan .* Run it without --no-train"):
+        replace(command, train=False).run(Console(quiet=True))
+    command.run(Console(quiet=True))
+    assert len(list((tmp_path / "vgg_small").iterdir())) == 8
+    assert not list((tmp_path / "checkpoints").iterdir())
+    found = json.loads((tmp_path / "vgg_small.json").read_text())
+    assert found["done"] == {"trials": 8, "planned": 8}
+    assert {(row["optimiser"], row["init"]) for row in found["rows"]} == {
+        (optimiser, init) for optimiser in ("nesterov", "adam") for init in INITS
+    }
+    for name in ("vgg_small.png", "vgg_small_gradients.png"):
+        assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
