@@ -11,7 +11,8 @@ from torch import nn
 
 from unitvar import activation_moments
 from unitvar.paper import data
-from unitvar.paper.reestimation import ARMS, AVERAGED, Batches, Reestimation, Trial, arm, build, summarise
+from unitvar.paper.arms import ARMS, Batches, arm
+from unitvar.paper.reestimation import AVERAGED, Reestimation, Trial, build, summarise
 
 
 def test_arms_are_what_they_are_called() -> None:

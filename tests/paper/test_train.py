@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from unitvar.paper import data, models
-from unitvar.paper.reestimation import ARMS, Batches, arm
+from unitvar.paper.arms import ARMS, Batches, arm
 from unitvar.paper.train import Schedule, evaluate, seeded, train
 
 

@@ -11,6 +11,7 @@ from rich.console import Console
 
 from unitvar.paper.backward import Backward
 from unitvar.paper.cost import Cost
+from unitvar.paper.densenet.experiment import Densenet
 from unitvar.paper.depth import Depth
 from unitvar.paper.digits import Digits
 from unitvar.paper.explain import Explain
@@ -90,6 +91,7 @@ COMMANDS: TypeAlias = (
     | Annotated[Cost, tyro.conf.subcommand("cost")]
     | Annotated[Mnist, tyro.conf.subcommand("mnist")]
     | Annotated[Vgg, tyro.conf.subcommand("vgg")]
+    | Annotated[Densenet, tyro.conf.subcommand("densenet")]
     | Annotated[Tolerance, tyro.conf.subcommand("tolerance")]
     | Annotated[Report, tyro.conf.subcommand("report")]
     | Annotated[ActivationsCommand, tyro.conf.subcommand("activations")]

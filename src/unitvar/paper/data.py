@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from rich.console import Console
 from torch import Tensor
 
 from unitvar.paper import read
 from unitvar.paper.fetch import ensure
 
-__all__ = ["Images", "cifar10", "cifar100", "digits", "mnist", "standardised", "svhn"]
+__all__ = ["LOADERS", "Images", "check", "cifar10", "cifar100", "digits", "mnist", "standardised", "svhn"]
 
 
 @dataclass(frozen=True)
@@ -91,6 +92,21 @@ def svhn(data_dir: Path | None = None) -> tuple[Images, Images]:
     folder = ensure("svhn", data_dir)
     train, test = (_images(*read.mat(folder, f"svhn/{part}_32x32.mat")) for part in ("train", "test"))
     return train, test
+
+
+LOADERS: dict[str, Callable[[Path | None], tuple[Images, Images]]] = {
+    "mnist": mnist,
+    "cifar10": cifar10,
+    "cifar100": cifar100,
+    "svhn": svhn,
+}
+
+
+def check(names: Iterable[str], data_dir: Path | None, console: Console) -> None:
+    """Fetch and read data sets here, once: what is wrong with them, every trial would stumble over elsewhere."""
+    for name in names:
+        ensure(name, data_dir, console)
+        LOADERS[name](data_dir)
 
 
 def _images(pixels: Tensor, labels: Tensor) -> Images:

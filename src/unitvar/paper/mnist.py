@@ -20,7 +20,6 @@ from rich.console import Console
 
 from unitvar.paper import comparison, data, record
 from unitvar.paper.comparison import grid, repeats
-from unitvar.paper.fetch import ensure
 from unitvar.paper.mlp import Trial, run_trial
 from unitvar.paper.pools import check_device
 from unitvar.paper.sweep import finished, sweep
@@ -91,20 +90,15 @@ class Mnist:
     def run(self, console: Console) -> None:
         """Train, print, draw and save."""
         if self.train:
-            self._check(console)
+            if self.ray is None:  # else the nodes of the cluster have device and data
+                check_device(self.device)
+                data.check(["mnist"], self.data_dir, console)
             options = {"data_dir": self.data_dir, "device": self.device, "compiled": self.compiled}
             trial = functools.partial(run_trial, **options)  # type: ignore[arg-type]
             for label, trials in self._stages():
                 label = f"MNIST, {label}"
                 sweep(trial, trials, self._folder, console, label=label, workers=self.workers, ray=self.ray)
         self._conclude(console)
-
-    def _check(self, console: Console) -> None:
-        """See here, once, what each trial would stumble over elsewhere."""
-        if self.ray is None:  # else the nodes of the cluster have device and data
-            check_device(self.device)
-            ensure("mnist", self.data_dir, console)
-            data.mnist(self.data_dir)
 
     def _stages(self) -> Iterator[Stage]:
         return stages(self._base, self.scale, self.seeds, lambda trials: finished(trials, self._folder))

@@ -11,28 +11,24 @@ Two CPU cores, minutes.
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.console import Console
 from rich.table import Table
-from torch import Tensor, nn
+from torch import nn
 from torch.optim.swa_utils import AveragedModel, update_bn
 
 from unitvar.batchnorm import reestimated_bn
 from unitvar.paper import data, models, record
+from unitvar.paper.arms import ARMS, Batches, in_every_arm
 from unitvar.paper.statistics import Estimate, estimate
 from unitvar.paper.sweep import sweep
 from unitvar.paper.train import Schedule, evaluate, seeded, train
 
-__all__ = ["ARMS", "Reestimation", "Trial", "run_trial"]
+__all__ = ["Reestimation", "Trial", "run_trial"]
 
-ARMS = ("as trained", "dropout on", "variance only", "mean and variance")
 MOMENTS = ("halfway", "end")
 METRICS = ("error", "log_loss")
 AVERAGED = ("averaged: not recomputed", "averaged: update_bn", "averaged: ours")
@@ -56,45 +52,6 @@ def build(trial: Trial) -> nn.Module:
         return models.mlp(64, trial.dropout)
 
 
-class Batches:
-    """The training images in batches of 100, shuffled in the same way each time they are read."""
-
-    def __init__(self, images: data.Images) -> None:
-        self.images = images
-
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        return self.images.batches(100, torch.Generator().manual_seed(0))
-
-
-def arm(name: str, model: nn.Module, batches: Iterable[Any]) -> AbstractContextManager[object]:
-    """Give the model an arm's statistics for a while."""
-    if name == "as trained":
-        return nullcontext()
-    if name == "dropout on":
-        return _dropout_on(model, batches)
-    return reestimated_bn(model, batches, stats="var" if name == "variance only" else "both")
-
-
-@contextmanager
-def _dropout_on(model: nn.Module, batches: Iterable[Any]) -> Iterator[None]:
-    """Re-estimate just as otherwise, but with dropout on: what is left of the gain is not dropout's."""
-
-    def forward(inner: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
-        for module in inner.modules():
-            if isinstance(module, nn.Dropout):
-                module.training = True
-        return inner(batch[0])  # type: ignore[no-any-return]
-
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Two forward passes")  # which is the point here
-        context = reestimated_bn(model, batches, forward=forward)
-        context.__enter__()
-    try:
-        yield
-    finally:
-        context.__exit__(None, None, None)
-
-
 def run_trial(trial: Trial) -> dict[str, object]:
     """Train one network and measure every arm half-way, at the end, and after averaging weights."""
     training, test = data.digits(trial.seed)
@@ -106,10 +63,7 @@ def run_trial(trial: Trial) -> dict[str, object]:
     def after_epoch(epoch: int) -> None:
         moment = {trial.epochs // 2: "halfway", trial.epochs: "end"}.get(epoch)
         if moment:
-            measured[moment] = {}
-            for name in ARMS:
-                with arm(name, model, batches):
-                    measured[moment][name] = evaluate(model, test)
+            measured[moment] = in_every_arm(model, batches, lambda: evaluate(model, test))
 
     train(model, training, schedule, seed=trial.seed, after_epoch=after_epoch)
     measured["averaged"] = averaged(trial, training, test, batches)

@@ -24,7 +24,7 @@ from unitvar.paper import record
 from unitvar.paper.pools import Pool, processes, ray_cluster, together
 from unitvar.paper.replicas import replica
 
-__all__ = ["TrialError", "finished", "sweep", "trial_path"]
+__all__ = ["TrialError", "checkpoint_path", "finished", "sweep", "trial_path"]
 
 Config = TypeVar("Config")
 SHOWN = 5  # failures that an error lists
@@ -38,6 +38,11 @@ def trial_path(folder: Path, config: Any) -> Path:
     """Return where the result of a trial belongs: a name made of its experiment and the hash of its config."""
     text = json.dumps({"kind": type(config).__name__, **asdict(config)}, sort_keys=True)
     return folder / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.json"
+
+
+def checkpoint_path(out: Path, config: Any) -> Path:
+    """Return where a trial saves its training until its result is on disk."""
+    return trial_path(out / "checkpoints", config).with_suffix(".pt")
 
 
 def finished(configs: Sequence[Any], folder: Path) -> list[dict[str, Any]]:

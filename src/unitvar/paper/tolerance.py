@@ -8,35 +8,21 @@ variances are from those of the full pass, and how far the test error is. Two CP
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
-from torch import Tensor
 
 from unitvar.batchnorm import BatchNormReport, reestimated_bn
 from unitvar.paper import data, models, record
+from unitvar.paper.arms import Batches
 from unitvar.paper.statistics import Estimate, estimate
 from unitvar.paper.train import Schedule, evaluate, seeded, train
 
 __all__ = ["Tolerance"]
-
-
-@dataclass(frozen=True)
-class Shuffled:
-    """The training images in an order of their own."""
-
-    images: data.Images
-    batch: int
-    seed: int
-
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        return self.images.batches(self.batch, torch.Generator().manual_seed(self.seed))
 
 
 @dataclass(frozen=True)
@@ -78,12 +64,12 @@ class Tolerance:
 
         train(model, everything[: self.images], Schedule(self.epochs), seed=0, after_epoch=after_epoch)
         trained = evaluate(model, test)
-        with reestimated_bn(model, Shuffled(everything, self.batch, 0)) as full:
+        with reestimated_bn(model, Batches(everything, self.batch, 0)) as full:
             complete = evaluate(model, test)
         trials: list[dict[str, Any]] = []
         settings = [(t, s) for t in self.tolerances for s in range(1, self.shuffles + 1)]
         for tolerance, seed in track(settings, "tolerance", console=console, transient=True):
-            with reestimated_bn(model, Shuffled(everything, self.batch, seed), tolerance=tolerance) as report:
+            with reestimated_bn(model, Batches(everything, self.batch, seed), tolerance=tolerance) as report:
                 found = evaluate(model, test)
             trials.append(
                 {

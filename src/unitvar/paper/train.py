@@ -20,7 +20,7 @@ from unitvar.paper.replicas import Replica, replica
 from unitvar.paper.schedule import Schedule
 from unitvar.stochastic import evaluating
 
-__all__ = ["Curve", "Schedule", "evaluate", "seeded", "train"]
+__all__ = ["Curve", "Schedule", "averages", "evaluate", "judge", "seeded", "train"]
 
 
 @dataclass(frozen=True)
@@ -163,15 +163,25 @@ def _step(
 
 
 @torch.no_grad()
-def evaluate(model: nn.Module, data: Images, batch: int = 500) -> dict[str, float]:
-    """Return the error rate and the mean log loss, in evaluation mode; processes of a torchrun share the work."""
+def judge(model: nn.Module, data: Images, batch: int = 500) -> tuple[Tensor, float]:
+    """Return whether each image of this process's part is taken for another, and the sum of their log losses."""
     place = replica()
-    wrong, loss = 0, 0.0
+    wrong, loss = [], 0.0
     with evaluating(model):
         for images, labels in data[place.rank :: place.count].batches(batch):
             logits = model(images)
-            wrong += int((logits.argmax(dim=1) != labels).sum())
+            wrong.append(logits.argmax(dim=1) != labels)
             loss += F.cross_entropy(logits, labels, reduction="sum").item()
-    sums = torch.tensor([wrong, loss], dtype=torch.float64, device=data.labels.device)
-    wrong, loss = place.sum(sums).tolist()
-    return {"error": wrong / len(data), "log_loss": loss / len(data)}
+    return torch.cat(wrong), loss
+
+
+def evaluate(model: nn.Module, data: Images, batch: int = 500) -> dict[str, float]:
+    """Return the error rate and the mean log loss, in evaluation mode; processes of a torchrun share the work."""
+    return averages(*judge(model, data, batch))
+
+
+def averages(wrong: Tensor, loss: float) -> dict[str, float]:
+    """Return the means, over all processes, of what they have judged."""
+    sums = torch.tensor([int(wrong.sum()), loss, len(wrong)], dtype=torch.float64, device=wrong.device)
+    errors, losses, count = replica().sum(sums).tolist()
+    return {"error": errors / count, "log_loss": losses / count}

@@ -22,11 +22,11 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from unitvar.paper import record
-from unitvar.paper.fetch import ensure
+from unitvar.paper import data, record
+from unitvar.paper.pools import check_device
 from unitvar.paper.replicas import replica
 from unitvar.paper.statistics import Estimate, estimate
-from unitvar.paper.sweep import finished, sweep, trial_path
+from unitvar.paper.sweep import checkpoint_path, finished, sweep
 from unitvar.paper.vgg.figures import draw_convergence, draw_gradients
 from unitvar.paper.vgg.trial import INITS, Trial, run_trial
 
@@ -160,7 +160,9 @@ class Vgg:
     def run(self, console: Console) -> None:
         """Train, print, draw and save."""
         if self.train:
-            ensure("cifar10", self.data_dir, console)
+            if self.ray is None:  # else the nodes of the cluster have device and data
+                check_device(self.device)
+                data.check(["cifar10"], self.data_dir, console)
             trial = functools.partial(
                 _run_saved, out=self.out, data_dir=self.data_dir, device=self.device, compiled=self.compiled
             )
@@ -201,18 +203,14 @@ class Vgg:
         console.print(table(rows, f"VGG on CIFAR-10, {len(records)} of {len(planned)} trials"))
         config = {"scale": self.scale, "seeds": self.seeds, "base": asdict(self._base), "images": records[0]["images"]}
         done = {"trials": len(records), "planned": len(planned)}
-        payload = {"experiment": self._name, "config": config, "done": done, "rows": rows}
+        ran = record.combined(records)
+        payload = {"experiment": self._name, "config": config, "done": done, "rows": rows, "environment": ran}
         path = record.save(self.out / f"{self._name}.json", payload)
         pictures = (
             draw_convergence(rows, self.out / f"{self._name}.png"),
             draw_gradients(rows, self.out / f"{self._name}_gradients.png"),
         )
         console.print(f"Saved {path}, {pictures[0]} and {pictures[1]}")
-
-
-def checkpoint_path(out: Path, trial: Trial) -> Path:
-    """Return where a trial saves its training."""
-    return trial_path(out / "checkpoints", trial).with_suffix(".pt")
 
 
 def _run_saved(trial: Trial, *, out: Path, **options: Any) -> dict[str, Any]:

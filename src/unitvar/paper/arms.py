@@ -1,0 +1,71 @@
+"""Four ways to set the statistics of BatchNorm after training with dropout."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from unitvar.batchnorm import reestimated_bn
+from unitvar.paper.data import Images
+
+__all__ = ["ARMS", "Batches", "arm", "in_every_arm"]
+
+Found = TypeVar("Found")
+
+ARMS = ("as trained", "dropout on", "variance only", "mean and variance")
+
+
+@dataclass(frozen=True)
+class Batches:
+    """The training images in batches, shuffled in the same way each time they are read."""
+
+    images: Images
+    size: int = 100
+    seed: int = 0
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        return self.images.batches(self.size, torch.Generator().manual_seed(self.seed))
+
+
+def arm(name: str, model: nn.Module, batches: Iterable[Any]) -> AbstractContextManager[object]:
+    """Give the model an arm's statistics for a while."""
+    if name == "as trained":
+        return nullcontext()
+    if name == "dropout on":
+        return _dropout_on(model, batches)
+    return reestimated_bn(model, batches, stats="var" if name == "variance only" else "both")
+
+
+@contextmanager
+def _dropout_on(model: nn.Module, batches: Iterable[Any]) -> Iterator[None]:
+    """Re-estimate just as otherwise, but with dropout on: what is left of the gain is not dropout's."""
+
+    def forward(inner: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        for module in inner.modules():
+            if isinstance(module, nn.Dropout):
+                module.training = True
+        return inner(batch[0])  # type: ignore[no-any-return]
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Two forward passes")  # which is the point here
+        context = reestimated_bn(model, batches, forward=forward)
+        context.__enter__()
+    try:
+        yield
+    finally:
+        context.__exit__(None, None, None)
+
+
+def in_every_arm(model: nn.Module, batches: Iterable[Any], measure: Callable[[], Found]) -> dict[str, Found]:
+    """Measure under each arm's statistics; the model is as it was before."""
+    found = {}
+    for name in ARMS:
+        with arm(name, model, batches):
+            found[name] = measure()
+    return found

@@ -1,0 +1,106 @@
+"""What the DenseNets found: errors by arm with intervals over networks, and tests paired by network and by image."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from rich.table import Table
+
+from unitvar.paper.arms import ARMS
+from unitvar.paper.statistics import Estimate, estimate
+
+__all__ = ["sensitivity_rows", "summarise", "table"]
+
+KIND = ("dataset", "depth", "growth", "keep", "epochs")
+MOMENTS = ("halfway", "end")
+
+Record = Mapping[str, Any]
+
+
+def summarise(records: Sequence[Record]) -> list[dict[str, Any]]:
+    """Return a row for each kind of network, moment and arm.
+
+    Two paired tests against each earlier arm: the difference of errors in the mean over networks, with its interval;
+    and, over the test images of all networks, how many only one of the two arms gets wrong, with the probability of so
+    uneven a split if both were equally good (McNemar's test, exact). The second needs no more than one network, and
+    speaks of these networks only.
+    """
+    rows = []
+    for kind, own in _kinds(records).items():
+        for moment in MOMENTS:
+            measured = [r["measured"][moment] for r in own if moment in r["measured"]]
+            for name in ARMS if measured else ():
+                row: dict[str, Any] = {**dict(kind), "images": own[0]["images"], "moment": moment, "arm": name}
+                row["seeds"] = len(measured)
+                for metric in ("error", "log_loss"):
+                    row[metric] = asdict(estimate([m[name][metric] for m in measured]))
+                row["against"] = {other: _compared(measured, name, other) for other in ARMS[: ARMS.index(name)]}
+                rows.append(row)
+    return rows
+
+
+def _kinds(records: Sequence[Record]) -> dict[tuple[tuple[str, Any], ...], list[Record]]:
+    kinds: dict[tuple[tuple[str, Any], ...], list[Record]] = {}
+    for record in records:
+        kinds.setdefault(tuple((name, record["config"][name]) for name in KIND), []).append(record)
+    return kinds
+
+
+def _compared(measured: Sequence[Mapping[str, Any]], name: str, other: str) -> dict[str, Any]:
+    from scipy.stats import binomtest
+
+    changed = [m[name]["changed"][other] for m in measured]
+    worse, better = (sum(pair[key] for pair in changed) for key in ("worse", "better"))
+    return {
+        "error": asdict(estimate([m[name]["error"] - m[other]["error"] for m in measured])),
+        "log_loss": asdict(estimate([m[name]["log_loss"] - m[other]["log_loss"] for m in measured])),
+        "worse": worse,
+        "better": better,
+        "p": float(binomtest(worse, worse + better).pvalue) if worse + better else 1.0,
+    }
+
+
+def sensitivity_rows(records: Sequence[Record]) -> dict[str, list[dict[str, Any]]] | None:
+    """Return how much the error differs from re-estimation with all batches of the trial's size, over networks."""
+    own = [r for r in records if r["sensitivity"]]
+    if not own:
+        return None
+    found: dict[str, list[dict[str, Any]]] = {}
+    for what, key in (("batches", "batches"), ("sizes", "size")):
+        rows = []
+        for i, first in enumerate(own[0]["sensitivity"][what]):
+            row: dict[str, Any] = {key: first[key], "seeds": len(own)}
+            for metric in ("error", "log_loss"):
+                whole = [r["sensitivity"]["batches"][-1][metric] for r in own]
+                values = [r["sensitivity"][what][i][metric] for r in own]
+                row[metric] = asdict(estimate(values))
+                row[f"{metric} minus all"] = asdict(estimate([v - w for v, w in zip(values, whole, strict=True)]))
+            rows.append(row)
+        found[what] = rows
+    trained = [r["measured"]["end"][ARMS[0]] for r in own]
+    found["as trained"] = [{m: asdict(estimate([t[m] for t in trained])) for m in ("error", "log_loss")}]
+    return found
+
+
+def table(rows: Sequence[Mapping[str, Any]], title: str) -> Table:
+    """Lay out the rows of one data set."""
+    drawn = Table(title=f"DenseNets on {title}", title_justify="left")
+    for head in ("L, k, keep", "moment", "BatchNorm"):
+        drawn.add_column(head)
+    for head in ("networks", "test error, %", "Δ to as trained", "p, by image"):
+        drawn.add_column(head, justify="right")
+    for row in rows:
+        against = row["against"].get(ARMS[0])
+        drawn.add_row(
+            f"{row['depth']}, {row['growth']}, {row['keep']:g}",
+            row["moment"],
+            row["arm"],
+            f"{row['seeds']}",
+            Estimate(**row["error"]).percent(),
+            Estimate(**against["error"]).percent() if against else "–",
+            f"{against['p']:.2g}" if against else "–",
+            end_section=row["arm"] == ARMS[-1],
+        )
+    return drawn

@@ -1,0 +1,189 @@
+"""The DenseNet experiment: the paper's networks, arms that do not disturb training, and honest comparisons."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+from scipy.stats import binomtest
+
+from tests.paper.fake import write_cifar, write_cifar10
+from unitvar.paper.arms import ARMS, Batches, arm
+from unitvar.paper.data import Images
+from unitvar.paper.densenet import experiment
+from unitvar.paper.densenet import trial as densenet
+from unitvar.paper.densenet.experiment import Densenet, plan
+from unitvar.paper.densenet.summary import sensitivity_rows, summarise
+from unitvar.paper.densenet.trial import Trial, compare, run_trial
+from unitvar.paper.train import train
+
+SMALL = Trial("cifar10", 7, 4, 0.8, 0, epochs=4, images=60, batch=16)
+pytestmark = pytest.mark.filterwarnings("ignore:.*is not the published file")
+
+
+def test_paper_scale_is_table_2() -> None:
+    trials = plan("paper", 1, 1)
+    found = {(t.dataset, t.depth, t.growth, t.keep, t.epochs, t.images) for t in trials}
+    assert found == {
+        ("cifar10", 100, 12, 0.8, 300, None),
+        ("cifar100", 100, 12, 0.7, 300, None),
+        ("cifar100", 100, 12, 0.8, 300, None),
+        ("svhn", 40, 12, 0.8, 40, None),
+    }
+
+
+def test_small_scale_has_more_networks_on_cifar10_and_they_come_first() -> None:
+    trials = plan("small", 3, 1)
+    assert [(t.dataset, t.keep, t.seed) for t in trials] == [
+        *(("cifar10", 0.8, 0), ("cifar10", 0.7, 0), ("cifar100", 0.8, 0), ("cifar100", 0.7, 0), ("svhn", 0.8, 0)),
+        *(("cifar10", 0.8, 1), ("cifar10", 0.7, 1), ("cifar10", 0.8, 2), ("cifar10", 0.7, 2)),
+    ]
+    assert {t.sensitivity for t in trials if t.dataset == "cifar10" and t.keep == 0.8} == {True}
+    assert len(set(plan("small", 3, 2, epochs=2))) == 12
+
+
+def test_momentum_is_forgotten_every_five_epochs_and_the_rate_drops_twice() -> None:
+    schedule = densenet.schedule(Trial("cifar10", 100, 12, 0.8, 0))
+    assert [e for e in range(21) if schedule.forgets_at(e)] == [5, 10, 15, 20]
+    assert [schedule.rate_at(e) for e in (149, 150, 224, 225)] == pytest.approx([0.1, 0.01, 0.01, 0.001])
+    assert (schedule.weight_decay, schedule.decay_vectors, schedule.shift) == (2e-4, True, 0)
+
+
+def test_forgotten_momentum_is_a_fresh_optimiser(tmp_path: Path) -> None:
+    """Two epochs, forget, two epochs: the same weights as a new optimiser after the first two, in the same order."""
+    data = Images(torch.randn(64, 3, 8, 8), torch.randint(10, (64,)))
+    whole, parts = (densenet.network(replace(SMALL, keep=1.0)) for _ in range(2))
+    schedule = replace(densenet.schedule(SMALL), forget=2, drops=(), epochs=4)
+    train(whole, data, schedule, seed=0)
+    path = tmp_path / "a.pt"
+    train(parts, data, replace(schedule, epochs=2), seed=0, checkpoint=path)
+    saved = torch.load(path)
+    saved["optimiser"]["state"] = {}
+    torch.save(saved, path)
+    train(parts, data, replace(schedule, forget=None), seed=0, checkpoint=path)
+    assert all(map(torch.equal, whole.state_dict().values(), parts.state_dict().values()))
+
+
+def test_measuring_half_way_leaves_the_final_weights_as_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_cifar10(tmp_path, 20)
+    weights = []
+
+    def kept(model: torch.nn.Module, *arguments: Any, **options: Any) -> Any:
+        curve = train(model, *arguments, **options)
+        weights.append([value.clone() for value in model.state_dict().values()])
+        return curve
+
+    monkeypatch.setattr(densenet, "train", kept)
+    measured = run_trial(SMALL, data_dir=folder)
+    monkeypatch.setattr(densenet, "compare", lambda *arguments, **options: {})
+    assert run_trial(SMALL, data_dir=folder)["measured"] == {"halfway": {}, "end": {}}
+    assert measured["measured"].keys() == {"halfway", "end"}
+    assert all(map(torch.equal, *weights))
+
+
+def test_arms_are_compared_image_by_image() -> None:
+    generator = torch.Generator().manual_seed(0)
+    training = Images(torch.randn(80, 3, 16, 16, generator=generator), torch.randint(10, (80,), generator=generator))
+    test = Images(torch.randn(70, 3, 16, 16, generator=generator), torch.randint(10, (70,), generator=generator))
+    model = densenet.network(replace(SMALL, keep=0.5)).train()
+    for _ in range(3):
+        model(training.images)
+    batches = Batches(training, 20)
+    found = compare(model, batches, test, seed=1)
+    wrong = {}
+    for name in ARMS:
+        torch.manual_seed(1)
+        if name == "dropout on":
+            continue  # which draws
+        with arm(name, model, batches), torch.no_grad():
+            wrong[name] = model.eval()(test.images).argmax(1) != test.labels
+        assert found[name]["error"] == pytest.approx(wrong[name].double().mean().item())
+    changed = found["mean and variance"]["changed"]["as trained"]
+    new, old = wrong["mean and variance"], wrong["as trained"]
+    assert changed == {"worse": int((new & ~old).sum()), "better": int((~new & old).sum())}
+    assert changed["worse"] + changed["better"] > 0
+    difference = found["mean and variance"]["error"] - found["as trained"]["error"]
+    assert difference == pytest.approx((changed["worse"] - changed["better"]) / len(test))
+
+
+def test_a_trial_that_is_killed_goes_on_and_ends_in_the_same_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_cifar10(tmp_path, 20)
+    trial = replace(SMALL, sensitivity=True)
+    whole = run_trial(trial, data_dir=folder)
+
+    def dying(*arguments: Any, **options: Any) -> Any:
+        if options["seed"] == trial.epochs:  # at the end, after the half-way measurement
+            raise KeyboardInterrupt
+        return compare(*arguments, **options)
+
+    monkeypatch.setattr(densenet, "compare", dying)
+    with pytest.raises(KeyboardInterrupt):
+        run_trial(trial, data_dir=folder, checkpoint=tmp_path / "a.pt")
+    monkeypatch.undo()
+    resumed = run_trial(trial, data_dir=folder, checkpoint=tmp_path / "a.pt")
+    assert {**whole, "seconds": 0} == {**resumed, "seconds": 0}
+    assert [row["batches"] for row in whole["sensitivity"]["batches"]] == [1, 2, 4]
+    assert [row["size"] for row in whole["sensitivity"]["sizes"]] == [4, 8, 16, 32]
+    # All batches of the trial's size, found in two ways.
+    assert whole["sensitivity"]["batches"][-1]["error"] == whole["sensitivity"]["sizes"][2]["error"]
+
+
+def record(seed: int, errors: dict[str, float], worse: int, better: int) -> dict[str, Any]:
+    arms: dict[str, Any] = {}
+    for name, error in errors.items():
+        changed = {other: {"worse": worse, "better": better} for other in arms}
+        arms[name] = {"error": error, "log_loss": error, "changed": changed}
+    sensitivity = {"batches": [{"batches": 1, "error": 0.5, "log_loss": 1.0}], "sizes": []}
+    return {
+        "config": vars(replace(SMALL, seed=seed)),
+        "measured": {"halfway": arms, "end": arms},
+        "sensitivity": sensitivity,
+        "images": {"training": 60, "test": 100},
+        "diverged": None,
+    }
+
+
+def test_differences_are_paired_by_network_and_by_image() -> None:
+    first = dict(zip(ARMS, (0.30, 0.29, 0.28, 0.27), strict=True))
+    second = dict(zip(ARMS, (0.40, 0.39, 0.38, 0.37), strict=True))
+    records = [record(0, first, 3, 10), record(1, second, 2, 8)]
+    rows = summarise(records)
+    assert len(rows) == 2 * len(ARMS)
+    last = rows[-1]
+    assert last["error"]["mean"] == pytest.approx(0.32)
+    against = last["against"]["as trained"]
+    assert against["error"]["mean"] == pytest.approx(-0.03)
+    assert against["error"]["half_width"] == pytest.approx(0, abs=1e-12)  # the networks differ, the gain does not
+    assert (against["worse"], against["better"]) == (5, 18)
+    assert against["p"] == pytest.approx(binomtest(5, 23).pvalue)
+    (row,) = sensitivity_rows(records)["batches"]  # type: ignore[index]
+    assert row["error minus all"]["mean"] == 0
+
+
+def test_the_command_trains_tidies_and_summarises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(experiment, "ROWS", (("cifar10", 0.8), ("cifar100", 0.7)))
+    folder = write_cifar10(tmp_path / "data", 20)
+    for part in ("train", "test"):
+        write_cifar(folder / "cifar-100-binary" / f"{part}.bin", 60, (20, 100))
+    sizes = {"depth": 7, "growth": 2, "epochs": 2, "images": 40}
+    command = Densenet(out=tmp_path, data_dir=folder, seeds=2, workers=1, **sizes)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"No trial of this plan .* Run it without --no-train"):
+        replace(command, train=False).run(Console(quiet=True))
+    command.run(Console(quiet=True))
+    found = json.loads((tmp_path / "densenet_small.json").read_text())
+    assert found["done"] == {"trials": 3, "planned": 3}
+    assert [(row["dataset"], row["seeds"]) for row in found["rows"]] == [("cifar10", 2)] * 8 + [("cifar100", 1)] * 8
+    assert not list((tmp_path / "checkpoints").iterdir())
+    assert (tmp_path / "densenet_small_batches.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_an_unknown_data_set_is_named() -> None:
+    with pytest.raises(ValueError, match=r"dataset='imagenet' is not one of 'cifar10', 'cifar100', 'svhn'"):
+        densenet.load(replace(SMALL, dataset="imagenet"), None)
