@@ -43,6 +43,20 @@ def test_measuring_every_arm_leaves_training_as_it_would_have_been() -> None:
     assert len(seen) == 3 * len(ARMS)
 
 
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"epochs": 0}, "epochs=0 is not 1 or more"),
+        ({"batch": 1}, "batch=1 is not 2 or more"),
+        ({"rate": 0.0}, "rate=0.0 is not above 0"),
+        ({"optimiser": "sgd"}, "optimiser=.sgd. is not one of .nesterov., .adam."),
+    ],
+)
+def test_a_schedule_that_cannot_be_is_named(wrong: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Schedule(**{"epochs": 3, **wrong})  # type: ignore[arg-type]
+
+
 def test_the_rate_drops_at_a_half_and_three_quarters() -> None:
     rates = [Schedule(8).rate_at(epoch) for epoch in range(8)]
     assert rates == pytest.approx([0.1] * 4 + [0.01] * 2 + [0.001] * 2)

@@ -11,7 +11,7 @@ from typing import Any
 
 from rich.console import Console
 
-from unitvar.paper.findings import SECTIONS, Grid, Section
+from unitvar.paper.findings import SECTIONS, VERDICTS, Grid, Section
 from unitvar.paper.record import load, write
 
 __all__ = ["ERRATA", "Report", "headlines"]
@@ -51,6 +51,9 @@ figure img { display: block; width: 100%; min-width: 36rem; height: auto; }
 table { border-collapse: collapse; font-size: .87rem; font-variant-numeric: tabular-nums; }
 th, td { padding: .25rem 1.1rem .25rem 0; text-align: left; border-bottom: 1px solid var(--line); white-space: nowrap; }
 caption { padding-bottom: .3rem; }
+.verdict { font-size: .75rem; font-weight: 600; padding: .1rem .5rem; border-radius: 1rem; vertical-align: middle;
+  color: #fff; white-space: nowrap; }
+.v0 { background: #00735a; } .v1 { background: #8a5a00; } .v2 { background: #a8400a; }
 details summary { cursor: pointer; color: var(--soft); font-size: .9rem; }
 """
 
@@ -73,9 +76,9 @@ def found(folder: Path) -> dict[str, Mapping[str, Any]]:
     there: dict[str, Mapping[str, Any]] = {name: load(path) for name, path in paths.items() if path.exists()}
     if not there:
         raise ValueError(f"{folder} has no results; run `unitvar reproduce` first, or name their folder with --out.")
-    if "mnist" in there:
-        there.pop("mnist_small", None)  # the same experiment, smaller
-    return there
+    return {
+        name: payload for name, payload in there.items() if name.removesuffix("_small") not in there.keys() - {name}
+    }
 
 
 def headlines(folder: Path, names: tuple[str, ...]) -> list[str]:
@@ -90,8 +93,12 @@ def page(folder: Path) -> str:
     results = found(folder)
     sections = {name: _told(name, payload, folder) for name, payload in results.items()}
     body = "\n".join(_section(name, sections[name], results[name], folder) for name in sections)
-    contents = "".join(f'<li><a href="#{name}">{_text(section.title)}</a></li>' for name, section in sections.items())
-    missing = [name for name in SECTIONS if name not in results and name != "mnist_small"]
+    contents = "".join(
+        f'<li><a href="#{name}">{_text(section.title)}</a>{_verdict(section)}</li>'
+        for name, section in sections.items()
+    )
+    missing = [name for name in SECTIONS if not {name, f"{name}_small", name.removesuffix("_small")} & results.keys()]
+    missing = list(dict.fromkeys(name.removesuffix("_small") for name in missing))
     absent = f"<p class=ran>Not run: {_text(', '.join(missing))}.</p>" if missing else ""
     errata = "".join(f"<li>{_text(item)}</li>" for item in ERRATA)
     return f"""<!doctype html>
@@ -99,7 +106,7 @@ def page(folder: Path) -> str:
 <title>unitvar: the reproduction</title><link rel="icon" href="data:,"><style>{_STYLE}</style></head><body>
 <h1>Adjusting for dropout variance, reproduced</h1>
 <p>Hendrycks &amp; Gimpel, <em>Adjusting for Dropout Variance in Batch Normalization and Weight Initialization</em>
-(arXiv:1607.02488): each claim beside what <code>unitvar</code> found.</p>
+(arXiv:1607.02488): each claim beside what <code>unitvar</code> found, and whether it held by those numbers.</p>
 <nav><ul>{contents}<li><a href="#errata">Errata</a></li></ul>{absent}</nav>
 {body}
 <h2 id="errata">Errata of the paper</h2><ol>{errata}</ol>
@@ -124,11 +131,16 @@ def _section(name: str, section: Section, payload: Mapping[str, Any], folder: Pa
     pictures = "".join(_picture(folder / picture, section.title) for picture in section.pictures)
     tables = "".join(_table(grid) for grid in section.tables)
     trials = f', <a href="{name}/">one file a trial</a>' if (folder / name).is_dir() else ""
-    return f"""<section><h2 id="{name}">{_text(section.title)}</h2>
+    return f"""<section><h2 id="{name}">{_text(section.title)}{_verdict(section)}</h2>
 <div class=sides><div><h3>The paper</h3><p>{_text(section.claim)}</p></div><div><h3>Ours</h3>{sentences}</div></div>
 {pictures}{tables}
 <p class=ran>{_text(section.ran)} {_text(_hardware(payload))} <a href="{name}.json">{name}.json</a>{trials}.</p>
 </section>"""
+
+
+def _verdict(section: Section) -> str:
+    kind = VERDICTS.index(section.verdict) if section.verdict else None
+    return "" if kind is None else f' <span class="verdict v{kind}">{_text(section.verdict)}</span>'
 
 
 def _hardware(payload: Mapping[str, Any]) -> str:

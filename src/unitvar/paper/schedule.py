@@ -43,6 +43,11 @@ class Schedule:
         ):
             if value not in allowed:
                 raise ValueError(f"{name}={value!r} is not one of {', '.join(map(repr, allowed))}.")
+        for name, number, least in (("epochs", self.epochs, 1), ("batch", self.batch, 2), ("shift", self.shift, 0)):
+            if number < least:
+                raise ValueError(f"{name}={number} is not {least} or more.")
+        if not self.rate > 0:
+            raise ValueError(f"rate={self.rate} is not above 0.")
 
     def rate_at(self, epoch: int) -> float:
         """Return the learning rate of an epoch, counted from 0."""

@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from unitvar.paper.findings.batchnorm import cost, reestimation
-from unitvar.paper.findings.section import Grid, Payload, Section
+from unitvar.paper.findings.densenet import densenet
+from unitvar.paper.findings.section import VERDICTS, Grid, Payload, Section
 from unitvar.paper.findings.trained import digits, mnist
 from unitvar.paper.findings.untrained import backward, factors, forward, stability, table1
+from unitvar.paper.findings.vgg import vgg
 
-__all__ = ["SECTIONS", "Grid", "Section"]
+__all__ = ["SECTIONS", "VERDICTS", "Grid", "Section"]
 
 SECTIONS: dict[str, Callable[[Payload], Section]] = {
     "table1": table1,
@@ -23,6 +25,10 @@ SECTIONS: dict[str, Callable[[Payload], Section]] = {
     "mnist_small": mnist,
     "digits": digits,
     "factors": factors,
+    "vgg": vgg,
+    "vgg_small": vgg,
+    "densenet": densenet,
+    "densenet_small": densenet,
     "reestimation": reestimation,
     "stability": stability,
     "cost": cost,

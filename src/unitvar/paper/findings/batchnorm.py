@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from unitvar.paper.findings.section import Grid, Payload, Section, percent
+from unitvar.paper.findings.section import Grid, Payload, Section, percent, verdict
+from unitvar.paper.statistics import Estimate
 
 __all__ = ["cost", "reestimation"]
 
@@ -14,6 +15,7 @@ def reestimation(p: Payload) -> Section:
     trained, on, ours = (by["end", arm] for arm in ("as trained", "dropout on", "mean and variance"))
     half = by["halfway", "as trained"], by["halfway", "mean and variance"]
     cells = tuple((r["moment"], r["arm"].removeprefix("averaged: "), percent(r["error"])) for r in rows)
+    gains = (Estimate(**by[moment, "variance only"]["error minus as trained"]) for moment in ("halfway", "end"))
     return Section(
         "BatchNorm re-estimated",
         "Re-estimating BatchNorm's variance with dropout off lowers the test error, half-way and at the end.",
@@ -26,6 +28,7 @@ def reestimation(p: Payload) -> Section:
         f"8x8 digits, {p['config']['epochs']} epochs, drop {p['config']['dropout']:g}, {p['config']['seeds']} seeds.",
         (Grid("Small DenseNet, test error in %", ("moment", "BatchNorm", "error"), cells),),
         ("reestimation.png",),
+        verdict=verdict(gain.mean < 0 and gain.excludes_zero for gain in gains),
     )
 
 
@@ -42,4 +45,5 @@ def cost(p: Payload) -> Section:
         (f"The most we measured is {100 * (highest['median'] - 1):.0f} % ({highest['network']}, {highest['mode']}).",),
         f"One thread, {p['config']['rounds']} interleaved rounds.",
         (Grid("Time with BatchNorm over without", ("network", "mode", "median", "quartiles"), cells),),
+        verdict=verdict(row["median"] <= 1.3 for row in p["rows"]),
     )

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from unitvar.paper.statistics import Estimate
 
-__all__ = ["Grid", "Payload", "Section", "mean", "percent"]
+__all__ = ["VERDICTS", "Grid", "Payload", "Section", "mean", "percent", "verdict"]
 
 Payload = Mapping[str, Any]
+VERDICTS = ("held", "partly", "not held")
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,14 @@ class Section:
 
     tables: tuple[Grid, ...] = ()
     pictures: tuple[str, ...] = field(default=())
+    verdict: str = ""
+    """One of VERDICTS, by the numbers; nothing where the paper claims nothing."""
+
+
+def verdict(parts: Iterable[bool]) -> str:
+    """Return what becomes of a claim, some parts of which held."""
+    held = list(parts)
+    return VERDICTS[0] if all(held) else VERDICTS[1] if any(held) else VERDICTS[2]
 
 
 def mean(values: Sequence[float | None]) -> float:

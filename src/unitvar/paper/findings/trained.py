@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from unitvar.paper.comparison import NAMES
-from unitvar.paper.findings.section import Grid, Payload, Section, percent
+from unitvar.paper.findings.section import Grid, Payload, Section, percent, verdict
 from unitvar.paper.statistics import Estimate
 
 __all__ = ["digits", "mnist"]
@@ -32,6 +32,7 @@ def mnist(p: Payload) -> Section:
         f"images held out; {done['trials']} of {done['planned']} trials done. Errors are at the best validation loss.",
         tuple(grids),
         (f"{p['experiment']}.png",),
+        verdict=_faster(raw),
     )
 
 
@@ -75,6 +76,7 @@ def digits(p: Payload) -> Section:
             ),
         ),
         ("digits.png",),
+        verdict=_faster(p["rows"]),
     )
 
 
@@ -101,6 +103,23 @@ def _panels(rows: Sequence[Mapping[str, Any]]) -> Iterator[list[Mapping[str, Any
         own = [row for row in rows if row["activation"] == activation and row["keep"] == keep]
         if own:
             yield own
+
+
+def _faster(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Judge whether the paper's weights beat Xavier's and He's in every panel with dropout, by error and by speed."""
+    parts = []
+    for own in _panels([row for row in rows if row["keep"] < 1]):
+        by = {row["init"]: row for row in own}
+        for other in ("xavier", "he"):
+            if {"paper", other} <= by.keys():
+                soon, late = (_when(by[init]) for init in ("paper", other))
+                parts.append(by["paper"]["error"]["mean"] < by[other]["error"]["mean"] and soon <= late)
+    return verdict(parts) if parts else ""
+
+
+def _when(row: Mapping[str, Any]) -> float:
+    epochs = row["epochs_to_target"]
+    return float(epochs["mean"]) if epochs else float("inf")
 
 
 def _panel(rows: Sequence[Mapping[str, Any]]) -> str:

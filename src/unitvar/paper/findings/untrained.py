@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from unitvar.paper.comparison import NAMES
-from unitvar.paper.findings.section import Grid, Payload, Section, mean
+from unitvar.paper.findings.section import Grid, Payload, Section, mean, verdict
 
 __all__ = ["backward", "factors", "forward", "stability", "table1"]
 
@@ -33,6 +33,7 @@ def table1(p: Payload) -> Section:
         ),
         "Exact, by closed form or quadrature to 1e-8: no seeds.",
         (Grid("Printed and exact", heads, tuple(cells)),),
+        verdict=verdict(row[f"{name}_agrees"] for row in p["rows"] for name in ("second", "slope")),
     )
 
 
@@ -48,15 +49,16 @@ def forward(p: Payload) -> Section:
         (f"{keep:g}", names[init], *(f"{at(keep, init, layer):.3g}" for layer in (5, 10, 15, 20)))
         for keep, init in rows
     )
+    kept = all(0.5 < at(keep, "forward") < 2 for keep, init in rows if init == "forward")
     found = [
-        f"Holds: after 20 ReLU layers at keep rate 0.6, E z² is {at(0.6, 'forward'):.2g} with the correction, "
+        f"After 20 ReLU layers at keep rate 0.6, E z² is {at(0.6, 'forward'):.2g} with the correction, "
         f"{at(0.6, 'he'):.2g} with He's weights and {at(0.6, 'xavier'):.2g} with Xavier's."
     ]
     if p["others"]:
         unstable = max(p["others"], key=lambda row: row["chi"])
         found.append(
-            "It holds for activations with chi ≤ 1. Above one, as for the authors' own GELU, one is an unstable second "
-            f"moment: with {unstable['activation']} (chi {unstable['chi']:.2f}) it is "
+            "One stays only with activations whose chi ≤ 1. Above, as for the authors' own GELU, one is an unstable "
+            f"second moment: with {unstable['activation']} (chi {unstable['chi']:.2f}) it is "
             f"{mean([run[-1] for run in unstable['second']]):.3g} at layer 20."
         )
     others = []
@@ -76,6 +78,7 @@ def forward(p: Payload) -> Section:
             Grid("Ours: E z² at layer 20, lowest to highest network", ("activation", "chi", *keeps), tuple(others)),
         ),
         ("forward.png", "forward_others.png"),
+        verdict=verdict((kept, at(0.6, "he") > 10, at(0.6, "xavier") < 0.1)),
     )
 
 
@@ -95,7 +98,7 @@ def backward(p: Payload) -> Section:
         "Appendix A: the error back through twenty layers",
         "With the backward correction p E f'², errors keep their distribution at keep rates 1 and 0.6.",
         (
-            "Does not hold under autograd: at keep rate 0.6 the paper's weights multiply the error's variance by "
+            "Under autograd, at keep rate 0.6, the paper's weights multiply the error's variance by "
             f"{grown(0.6, 'autograd', 'paper-backward'):.1g} from layer 20 to layer 0; with E f'² / p the "
             f"factor is {grown(0.6, 'autograd', 'backward'):.2f}.",
             f"The paper's figure multiplies errors by the bare mask; so computed, we get its picture too (a factor of "
@@ -110,6 +113,10 @@ def backward(p: Payload) -> Section:
             ),
         ),
         ("backward.png",),
+        # A factor of two is where 500 units become 250.
+        verdict=verdict(
+            0.2 < grown(keep, "autograd", "paper-backward") < 5 for keep in dict.fromkeys(k[0] for k in rows)
+        ),
     )
 
 
@@ -149,11 +156,12 @@ def factors(p: Payload) -> Section:
         "The factors on real images",
         "“The expectations are similar to the values in Table 1 for standardized input data.”",
         (
-            "Holds under the forward correction, not under the paper's own weights: without dropout, E f² in the "
+            "Under the forward correction they are, under the paper's own weights not: without dropout, E f² in the "
             f"seventh ReLU layer is {relu['forward']['layers'][6]['f']:.2f} under ours and "
             f"{relu['paper']['layers'][6]['f']:.2g} under the paper's sum, where Table 1 says 0.5.",
         ),
         f"{p['config']['dataset']}, {p['config']['examples']} images, {p['config']['seeds']} draws of the weights.",
         (Grid("Hidden layers at initialisation, standardised inputs", heads, cells),),
         ("factors.png",),
+        verdict=verdict(0.8 < relu[init]["layers"][6]["f"] / 0.5 < 1.25 for init in ("forward", "paper")),
     )
