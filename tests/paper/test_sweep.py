@@ -168,6 +168,8 @@ class Ray(types.ModuleType):
     def __init__(self) -> None:
         super().__init__("ray")
         self.log: list[str] = []
+        self.asked: list[dict[str, object]] = []
+        self.gpus = 0.0
 
     def init(self, address: str, **_: object) -> None:
         self.log.append(f"init {address}")
@@ -176,9 +178,11 @@ class Ray(types.ModuleType):
         self.log.append("shutdown")
 
     def cluster_resources(self) -> dict[str, float]:
-        return {"CPU": 2.0}
+        return {"CPU": 2.0, "GPU": self.gpus}
 
-    def remote(self, **_: object) -> Any:
+    def remote(self, **needs: object) -> Any:
+        self.asked.append(needs)
+
         def wrap(function: Any) -> Any:
             return types.SimpleNamespace(remote=lambda *arguments: lambda: function(*arguments))
 
@@ -199,6 +203,19 @@ def test_ray_runs_as_many_as_the_cluster_has_cpus(tmp_path: Path, monkeypatch: p
     found = sweep(square, configs, tmp_path / "trials", QUIET, label="squares", ray="auto")
     assert [r["y"] for r in found] == [0, 1, 4]
     assert ray.log == ["init auto", "wait for 2", "wait for 2", "wait for 1", "shutdown"]
+
+
+def test_trials_on_gpus_ask_ray_for_one_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ray = Ray()
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    trials = {"label": "squares", "ray": "auto", "device": "cuda"}
+    configs = [Square(x, str(tmp_path / "log")) for x in range(2)]
+    with pytest.raises(ValueError, match=r"cluster at 'auto' has no GPU; .* --device cpu"):
+        sweep(square, configs, tmp_path / "trials", QUIET, **trials)
+    ray.gpus = 1.0
+    assert [r["y"] for r in sweep(square, configs, tmp_path / "trials", QUIET, **trials)] == [0, 1]
+    assert ray.asked[-1] == {"num_cpus": 1, "num_gpus": 1, "max_retries": 3}
+    assert ray.log[-4:] == ["init auto", "wait for 1", "wait for 1", "shutdown"]
 
 
 def test_without_ray_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -106,7 +106,8 @@ class Mnist:
             trial = functools.partial(run_trial, **options)  # type: ignore[arg-type]
             for label, trials in self._stages():
                 label = f"MNIST, {label}"
-                sweep(trial, trials, self._folder, console, label=label, workers=self.workers, ray=self.ray)
+                where = {"workers": self.workers, "ray": self.ray, "device": self.device}
+                sweep(trial, trials, self._folder, console, label=label, **where)  # type: ignore[arg-type]
         self._conclude(console)
 
     def _stages(self) -> Iterator[Stage]:
@@ -128,6 +129,8 @@ class Mnist:
         """Summarise the trials that are done, a part of the plan or all."""
         planned = [trial for _, trials in self._stages() for trial in trials]
         records = finished(planned, self._folder)
+        if not records:
+            raise ValueError(f"No trial of this plan is in {self._folder}. Run it without --no-train.")
         rows = comparison.summarise(records, TARGET)
         raw = [row for row in rows if row["inputs"] == "raw"]
         console.print(comparison.table(raw, f"MNIST, raw pixels, {len(records)} of {len(planned)} trials"))

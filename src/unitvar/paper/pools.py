@@ -102,11 +102,11 @@ def together() -> Iterator[Pool]:
 
 
 class _Ray:
-    def __init__(self, ray: Any, size: int) -> None:
+    def __init__(self, ray: Any, size: int, gpus: int) -> None:
         self.size = size
         self._ray = ray
         # A trial that the cluster loses (a node goes) is started again by Ray itself.
-        self._call = ray.remote(num_cpus=1, max_retries=3)(_alone)
+        self._call = ray.remote(num_cpus=1, num_gpus=gpus, max_retries=3)(_alone)
 
     def submit(self, function: Callable[..., Any], *arguments: Any) -> Any:
         return self._call.remote(function, *arguments)
@@ -131,8 +131,8 @@ def _alone(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 @contextmanager
-def ray_cluster(address: str, size: int | None) -> Iterator[Pool]:
-    """Give a pool of the CPUs of a Ray cluster, all of them unless a size is given.
+def ray_cluster(address: str, size: int | None, device: str = "cpu") -> Iterator[Pool]:
+    """Give a pool of a Ray cluster's CPUs, all of them unless a size is given, or of its GPUs if trials run on "cuda".
 
     The nodes need the same version of unitvar, and the data where ``--data-dir`` or their cache has them.
     """
@@ -142,6 +142,10 @@ def ray_cluster(address: str, size: int | None) -> Iterator[Pool]:
         raise ValueError("--ray needs Ray: pip install 'unitvar[ray]'.") from error
     ray.init(address=address, log_to_driver=False)
     try:
-        yield _Ray(ray, size or max(1, int(ray.cluster_resources().get("CPU", 1))))
+        there, gpus = ray.cluster_resources(), int(torch.device(device).type == "cuda")
+        if gpus and not there.get("GPU"):
+            raise ValueError(f"The Ray cluster at {address!r} has no GPU; add nodes that do, or use --device cpu.")
+        most = there["GPU"] if gpus else there.get("CPU", 1)
+        yield _Ray(ray, size or max(1, int(most)), gpus)
     finally:
         ray.shutdown()

@@ -67,13 +67,13 @@ def launched() -> bool:
 
 @contextmanager
 def joined() -> Iterator[Replica]:
-    """Join the processes that torchrun started, by NCCL if each has a GPU, else by gloo."""
+    """Join the processes that torchrun started, by gloo, and by NCCL for what is on GPUs."""
     local = int(os.environ["LOCAL_RANK"])
     if torch.cuda.is_available():
         torch.cuda.set_device(local)
     else:  # the processes share the cores
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // int(os.environ["LOCAL_WORLD_SIZE"])))
-    dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+    dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
     try:
         yield replica()
     finally:

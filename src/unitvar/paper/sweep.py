@@ -60,6 +60,7 @@ def sweep(
     label: str,
     workers: int | None = None,
     ray: str | None = None,
+    device: str = "cpu",
     settled: Callable[[Config], object] = lambda config: None,
 ) -> list[dict[str, Any]]:
     """Run every trial that has no result yet, each on one thread, and return all results in order.
@@ -75,6 +76,7 @@ def sweep(
         label: what to call the sweep there.
         workers: trials at once; default: one for each core.
         ray: the address of a Ray cluster to run them on, such as "auto"; default: processes on this machine.
+        device: what trials need a core of, or a GPU of the cluster if it is "cuda".
         settled: called with a trial when its result is on disk.
 
     Returns:
@@ -89,7 +91,7 @@ def sweep(
     if todo:
         cores = min(workers or os.cpu_count() or 1, len(todo))
         progress = Sweep(label, configs, done=len(configs) - len(todo))
-        pool = together() if place.count > 1 else ray_cluster(ray, workers) if ray else processes(cores)
+        pool = together() if place.count > 1 else ray_cluster(ray, workers, device) if ray else processes(cores)
         with pool as running, progress.shown(console):
             progress.size = running.size
             for config, result in _results(running, trial, todo, progress):

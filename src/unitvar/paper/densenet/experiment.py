@@ -128,7 +128,7 @@ class Densenet:
             trial = functools.partial(
                 _run_saved, out=self.out, data_dir=self.data_dir, device=self.device, compiled=self.compiled
             )
-            options = {"label": "DenseNet", "workers": self.workers, "ray": self.ray}
+            options = {"label": "DenseNet", "workers": self.workers, "ray": self.ray, "device": self.device}
             sweep(trial, trials, self._folder, console, settled=self._settle, **options)  # type: ignore[arg-type]
         if replica().first:
             self._conclude(trials, console)

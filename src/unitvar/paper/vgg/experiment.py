@@ -168,7 +168,7 @@ class Vgg:
             )
             for label, trials in self._stages():
                 label = f"VGG, {label}"
-                options = {"label": label, "workers": self.workers, "ray": self.ray}
+                options = {"label": label, "workers": self.workers, "ray": self.ray, "device": self.device}
                 sweep(trial, trials, self._folder, console, settled=self._settle, **options)  # type: ignore[arg-type]
         if replica().first:
             self._conclude(console)
