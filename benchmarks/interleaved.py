@@ -43,5 +43,5 @@ def show(title: str, rows: list[dict[str, object]]) -> None:
     for name in rows[0]:
         table.add_column(name, justify="right" if isinstance(rows[0][name], float) else "left", overflow="fold")
     for row in rows:
-        table.add_row(*(f"{v:.3g}" if isinstance(v, float) else str(v) for v in row.values()))
+        table.add_row(*(f"{v:.3g}" if isinstance(v, float) else "–" if v is None else str(v) for v in row.values()))
     console.print(table)
