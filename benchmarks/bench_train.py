@@ -136,7 +136,7 @@ if __name__ == "__main__":
     parser.add_argument("--quick", action="store_true", help="only see that it runs; nothing is saved")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    found = {"steps": steps(*(2, 640) if arguments.quick else (15, 6400))}
+    found = {"steps": steps(*(2, 640) if arguments.quick else (31, 6400))}
     found["workers"] = workers(2 if arguments.quick else 150)
     show("An epoch of a trial against other loops", found["steps"])
     show("A sweep of 8 trials", found["workers"])

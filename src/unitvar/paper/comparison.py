@@ -155,7 +155,7 @@ def draw_panels(
             _line(ax, row["curve"]["training"], color=colour, linewidth=1.2, label=label)
             _line(ax, row["curve"]["validation"], color=colour, linewidth=0.8, linestyle="--", alpha=0.6)
         ax.set_title(f"{activation}, keep {keep:g}", fontsize="medium")
-        ax.set_yscale("log")
+        draw.log_losses(ax)
         ax.spines[["top", "right"]].set_visible(False)
         if own:
             ax.legend(frameon=False, fontsize="x-small")

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["COLOURS", "densities", "figure", "save"]
+__all__ = ["COLOURS", "densities", "figure", "log_losses", "save"]
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")  # Okabe and Ito's
 
@@ -29,6 +29,17 @@ def save(drawn: Figure, path: Path) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     drawn.savefig(path)
     return path
+
+
+def log_losses(ax: Axes) -> Axes:
+    """Make the vertical axis logarithmic, with plain numbers at 1, 2 and 5: losses seldom span a decade."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+    ax.set_yscale("log")
+    ax.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    ax.yaxis.set_minor_locator(NullLocator())
+    return ax
 
 
 def densities(ax: Axes, histograms: Mapping[str, Histogram]) -> Axes:

@@ -32,7 +32,7 @@ class Replica:
 
     def part(self, index: Tensor) -> Tensor:
         """Return this process's part of a batch."""
-        return index[self.rank :: self.count]
+        return index if self.count == 1 else index[self.rank :: self.count]
 
     def wrap(self, model: nn.Module) -> nn.Module:
         """Return the model to call in training: its gradients are the mean over all processes."""
