@@ -132,7 +132,7 @@ def test_the_rate_is_chosen_on_validation_and_the_test_error_is_of_that_rate() -
         record("adam", 1e-3, "paper", 0.2),
     ]
     assert [r["config"]["rate"] for r in tuned(records[:3])] == [1e-4]
-    he, paper = summarise(records)
+    paper, he = summarise(records)
     assert (he["rate"], he["learnt"], he["seeds"]) == (1e-4, [1e-4], 2)
     assert he["error"]["mean"] == pytest.approx((0.31 + 0.51) / 2)
     assert paper["error"]["mean"] == pytest.approx(0.21)
@@ -192,7 +192,7 @@ def test_the_command_trains_tidies_and_summarises(tmp_path: Path, monkeypatch: p
         replace(command, train=False).run(Console(quiet=True))
     command.run(Console(quiet=True))
     assert len(list((tmp_path / "vgg_small").iterdir())) == 8
-    assert not list((tmp_path / "checkpoints").iterdir())
+    assert not (tmp_path / "checkpoints").exists()
     found = json.loads((tmp_path / "vgg_small.json").read_text())
     assert found["done"] == {"trials": 8, "planned": 8}
     assert {(row["optimiser"], row["init"]) for row in found["rows"]} == {

@@ -9,7 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import BrokenExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,7 +24,7 @@ from unitvar.paper import record
 from unitvar.paper.pools import Pool, processes, ray_cluster, together
 from unitvar.paper.replicas import replica
 
-__all__ = ["TrialError", "checkpoint_path", "finished", "sweep", "trial_path"]
+__all__ = ["TrialError", "checkpoint_path", "finished", "forget_checkpoint", "sweep", "trial_path"]
 
 Config = TypeVar("Config")
 SHOWN = 5  # failures that an error lists
@@ -43,6 +43,14 @@ def trial_path(folder: Path, config: Any) -> Path:
 def checkpoint_path(out: Path, config: Any) -> Path:
     """Return where a trial saves its training until its result is on disk."""
     return trial_path(out / "checkpoints", config).with_suffix(".pt")
+
+
+def forget_checkpoint(out: Path, config: Any) -> None:
+    """Delete the checkpoint of a trial whose result is on disk, and the folder with the last one."""
+    path = checkpoint_path(out, config)
+    path.unlink(missing_ok=True)
+    with suppress(OSError):  # others are in there, or it never was
+        path.parent.rmdir()
 
 
 def finished(configs: Sequence[Any], folder: Path) -> list[dict[str, Any]]:

@@ -25,7 +25,7 @@ from unitvar.paper.densenet.summary import sensitivity_rows, summarise, table
 from unitvar.paper.densenet.trial import Trial, run_trial
 from unitvar.paper.pools import check_device
 from unitvar.paper.replicas import replica
-from unitvar.paper.sweep import checkpoint_path, finished, sweep
+from unitvar.paper.sweep import checkpoint_path, finished, forget_checkpoint, sweep
 from unitvar.paper.values import TABLE2
 
 __all__ = ["Densenet", "plan"]
@@ -128,8 +128,9 @@ class Densenet:
             trial = functools.partial(
                 _run_saved, out=self.out, data_dir=self.data_dir, device=self.device, compiled=self.compiled
             )
+            settled = functools.partial(forget_checkpoint, self.out)
             options = {"label": "DenseNet", "workers": self.workers, "ray": self.ray, "device": self.device}
-            sweep(trial, trials, self._folder, console, settled=self._settle, **options)  # type: ignore[arg-type]
+            sweep(trial, trials, self._folder, console, settled=settled, **options)  # type: ignore[arg-type]
         if replica().first:
             self._conclude(trials, console)
 
@@ -145,9 +146,6 @@ class Densenet:
     @property
     def _folder(self) -> Path:
         return self.out / self._name
-
-    def _settle(self, trial: Trial) -> None:
-        checkpoint_path(self.out, trial).unlink(missing_ok=True)
 
     def _conclude(self, trials: list[Trial], console: Console) -> None:
         """Summarise the trials that are done, a part of the plan or all."""

@@ -26,7 +26,7 @@ from unitvar.paper import data, record
 from unitvar.paper.pools import check_device
 from unitvar.paper.replicas import replica
 from unitvar.paper.statistics import Estimate, estimate
-from unitvar.paper.sweep import checkpoint_path, finished, sweep
+from unitvar.paper.sweep import checkpoint_path, finished, forget_checkpoint, sweep
 from unitvar.paper.vgg.figures import draw_convergence, draw_gradients
 from unitvar.paper.vgg.trial import INITS, Trial, run_trial
 
@@ -85,7 +85,7 @@ def validation_error(found: Record) -> float:
 
 def summarise(records: Sequence[Record]) -> list[dict[str, Any]]:
     """Return a row for each optimiser and initialisation: rates that learn, the tuned one, its error over seeds."""
-    rows = []
+    rows: list[dict[str, Any]] = []
     for chosen in tuned([r for r in records if r["config"]["seed"] == 0]):
         kind = {key: chosen["config"][key] for key in ("optimiser", "init")}
         own = [r for r in records if all(r["config"][key] == value for key, value in kind.items())]
@@ -109,7 +109,7 @@ def summarise(records: Sequence[Record]) -> list[dict[str, Any]]:
                 },
             }
         )
-    return rows
+    return sorted(rows, key=lambda row: (list(FIXED).index(row["optimiser"]), INITS.index(row["init"])))
 
 
 @dataclass(frozen=True)
@@ -166,10 +166,11 @@ class Vgg:
             trial = functools.partial(
                 _run_saved, out=self.out, data_dir=self.data_dir, device=self.device, compiled=self.compiled
             )
+            settled = functools.partial(forget_checkpoint, self.out)
             for label, trials in self._stages():
                 label = f"VGG, {label}"
                 options = {"label": label, "workers": self.workers, "ray": self.ray, "device": self.device}
-                sweep(trial, trials, self._folder, console, settled=self._settle, **options)  # type: ignore[arg-type]
+                sweep(trial, trials, self._folder, console, settled=settled, **options)  # type: ignore[arg-type]
         if replica().first:
             self._conclude(console)
 
@@ -189,9 +190,6 @@ class Vgg:
 
     def _stages(self) -> Iterator[Stage]:
         return stages(self._base, self.scale, self.seeds, lambda trials: finished(trials, self._folder))
-
-    def _settle(self, trial: Trial) -> None:
-        checkpoint_path(self.out, trial).unlink(missing_ok=True)
 
     def _conclude(self, console: Console) -> None:
         """Summarise the trials that are done, a part of the plan or all."""
