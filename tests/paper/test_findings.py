@@ -21,6 +21,7 @@ from unitvar.paper.vgg.trial import Trial
 )
 def test_a_claim_is_held_in_all_parts_in_some_or_in_none(parts: tuple[bool, ...], expected: str) -> None:
     assert verdict(parts) == expected
+    assert verdict(parts, shrunk=True) == expected.replace("not held", "not at this scale")
 
 
 def vgg_payload(nesterov: tuple[float, float], adam: tuple[float, float]) -> dict[str, Any]:
@@ -46,7 +47,11 @@ def vgg_payload(nesterov: tuple[float, float], adam: tuple[float, float]) -> dic
 
 @pytest.mark.parametrize(
     ("nesterov", "adam", "expected"),
-    [((0.1, 0.2), (0.1, 0.2), "held"), ((0.1, 0.2), (0.2, 0.1), "partly"), ((0.2, 0.1), (0.2, 0.1), "not held")],
+    [
+        ((0.1, 0.2), (0.1, 0.2), "held"),
+        ((0.1, 0.2), (0.2, 0.1), "partly"),
+        ((0.2, 0.1), (0.2, 0.1), "not at this scale"),
+    ],
 )
 def test_vgg_is_judged_by_the_errors_of_both_optimisers(
     nesterov: tuple[float, float], adam: tuple[float, float], expected: str
@@ -75,7 +80,7 @@ def densenet_payload(gain: float) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize(("gain", "expected"), [(0.02, "held"), (-0.01, "not held")])
+@pytest.mark.parametrize(("gain", "expected"), [(0.02, "held"), (-0.01, "not at this scale")])
 def test_densenets_are_judged_by_the_papers_arm(gain: float, expected: str) -> None:
     section = densenet(densenet_payload(gain))
     assert section.verdict == expected

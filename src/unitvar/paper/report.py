@@ -53,7 +53,7 @@ th, td { padding: .25rem 1.1rem .25rem 0; text-align: left; border-bottom: 1px s
 caption { padding-bottom: .3rem; }
 .verdict { font-size: .75rem; font-weight: 600; padding: .1rem .5rem; border-radius: 1rem; vertical-align: middle;
   color: #fff; white-space: nowrap; }
-.v0 { background: #00735a; } .v1 { background: #8a5a00; } .v2 { background: #a8400a; }
+.v0 { background: #00735a; } .v1 { background: #8a5a00; } .v2 { background: #a8400a; } .v3 { background: #5b6068; }
 details summary { cursor: pointer; color: var(--soft); font-size: .9rem; }
 """
 

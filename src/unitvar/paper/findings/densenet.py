@@ -37,7 +37,9 @@ def densenet(p: Payload) -> Section:
         "done. p: of so uneven a split of the images that only one of both gets wrong (McNemar), over these networks.",
         tuple(tables),
         (f"{p['experiment']}_batches.png",) if p["sensitivity"] else (),
-        verdict=verdict(row["against"]["as trained"]["error"]["mean"] < 0 for row in paper),
+        verdict=verdict(
+            (row["against"]["as trained"]["error"]["mean"] < 0 for row in paper), shrunk=p["config"]["scale"] != "paper"
+        ),
     )
 
 

@@ -11,7 +11,7 @@ from unitvar.paper.statistics import Estimate
 __all__ = ["VERDICTS", "Grid", "Payload", "Section", "mean", "percent", "verdict"]
 
 Payload = Mapping[str, Any]
-VERDICTS = ("held", "partly", "not held")
+VERDICTS = ("held", "partly", "not held", "not at this scale")
 
 
 @dataclass(frozen=True)
@@ -41,10 +41,10 @@ class Section:
     """One of VERDICTS, by the numbers; nothing where the paper claims nothing."""
 
 
-def verdict(parts: Iterable[bool]) -> str:
-    """Return what becomes of a claim, some parts of which held."""
+def verdict(parts: Iterable[bool], *, shrunk: bool = False) -> str:
+    """Return what becomes of a claim, some parts of which held; a shrunk experiment cannot refute it."""
     held = list(parts)
-    return VERDICTS[0] if all(held) else VERDICTS[1] if any(held) else VERDICTS[2]
+    return VERDICTS[0] if all(held) else VERDICTS[1] if any(held) else VERDICTS[3 if shrunk else 2]
 
 
 def mean(values: Sequence[float | None]) -> float:

@@ -32,7 +32,7 @@ def mnist(p: Payload) -> Section:
         f"images held out; {done['trials']} of {done['planned']} trials done. Errors are at the best validation loss.",
         tuple(grids),
         (f"{p['experiment']}.png",),
-        verdict=_faster(raw),
+        verdict=_faster(raw, shrunk=p["config"]["scale"] != "paper"),
     )
 
 
@@ -76,7 +76,7 @@ def digits(p: Payload) -> Section:
             ),
         ),
         ("digits.png",),
-        verdict=_faster(p["rows"]),
+        verdict=_faster(p["rows"], shrunk=True),
     )
 
 
@@ -105,7 +105,7 @@ def _panels(rows: Sequence[Mapping[str, Any]]) -> Iterator[list[Mapping[str, Any
             yield own
 
 
-def _faster(rows: Sequence[Mapping[str, Any]]) -> str:
+def _faster(rows: Sequence[Mapping[str, Any]], *, shrunk: bool) -> str:
     """Judge whether the paper's weights beat Xavier's and He's in every panel with dropout, by error and by speed."""
     parts = []
     for own in _panels([row for row in rows if row["keep"] < 1]):
@@ -114,7 +114,7 @@ def _faster(rows: Sequence[Mapping[str, Any]]) -> str:
             if {"paper", other} <= by.keys():
                 soon, late = (_when(by[init]) for init in ("paper", other))
                 parts.append(by["paper"]["error"]["mean"] < by[other]["error"]["mean"] and soon <= late)
-    return verdict(parts) if parts else ""
+    return verdict(parts, shrunk=shrunk) if parts else ""
 
 
 def _when(row: Mapping[str, Any]) -> float:

@@ -69,7 +69,7 @@ def vgg(p: Payload) -> Section:
             Grid("Validation error at the end, by rate", ("optimiser", "init", "rate", "error, %"), rates),
         ),
         (f"{name}.png", f"{name}_gradients.png"),
-        verdict=verdict(_better(ours, he) for _, ours, he in pairs),
+        verdict=verdict((_better(ours, he) for _, ours, he in pairs), shrunk=p["config"]["scale"] != "paper"),
     )
 
 
