@@ -10,19 +10,16 @@ Two CPU cores: two minutes a trial and core, 288 trials, some five hours; interr
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from rich.console import Console
 
-from unitvar.paper import comparison, data, record
+from unitvar.paper import comparison, record
 from unitvar.paper.comparison import grid, repeats
 from unitvar.paper.mlp import Trial, run_trial
-from unitvar.paper.pools import check_device
-from unitvar.paper.sweep import finished, sweep
+from unitvar.paper.training import Stage, Training
 
 __all__ = ["Mnist", "stages"]
 
@@ -33,8 +30,6 @@ RATES = (1e-3, 1e-4, 1e-5)
 RELEASED = ("paper", "xavier", "he")
 CORRECTED = ("forward", "mean")
 TARGET = 0.2  # validation log loss
-
-Stage = tuple[str, list[Trial]]
 
 
 def stages(base: Trial, scale: str, seeds: int, done: Callable[[list[Trial]], list[dict[str, Any]]]) -> Iterator[Stage]:
@@ -63,87 +58,46 @@ def stages(base: Trial, scale: str, seeds: int, done: Callable[[list[Trial]], li
 
 
 @dataclass(frozen=True)
-class Mnist:
+class Mnist(Training):
     """MNIST under five initialisations: the paper's Figure 2, with test errors."""
+
+    kind: ClassVar[str] = "mnist"
+    title: ClassVar[str] = "MNIST"
 
     scale: Literal["small", "paper"] = "small"
     """paper: all of it, hours; small: ReLU for 3 epochs, minutes."""
 
-    out: Path = Path("results")
-    """Folder for the summary, the picture and one file a trial."""
-
-    data_dir: Path | None = None
-    """Folder that holds mnist/*.gz; default: download them into the cache."""
-
     seeds: int = 3
     """Networks of each kind at the tuned rate, for ReLU and tanh."""
 
-    workers: int | None = None
-    """Trials at once; default: one for each core."""
-
-    ray: str | None = None
-    """Address of a Ray cluster to run the trials on, such as "auto"."""
-
-    device: str = "cpu"
-    """Where to train: cpu, cuda, …"""
-
-    precision: Literal["float32", "bfloat16"] = "float32"
-    """bfloat16: matrix products in half the bits, by autocast; these are other trials."""
-
-    compiled: bool = False
-    """Compile the network first, which pays on large GPUs only."""
-
-    train: bool = True
-    """Train what has not been trained yet; otherwise summarise what is there."""
-
-    def run(self, console: Console) -> None:
-        """Train, print, draw and save."""
-        if self.train:
-            if self.ray is None:  # else the nodes of the cluster have device and data
-                check_device(self.device)
-                data.check(["mnist"], self.data_dir, console)
-            options = {"data_dir": self.data_dir, "device": self.device, "compiled": self.compiled}
-            trial = functools.partial(run_trial, **options)  # type: ignore[arg-type]
-            for label, trials in self._stages():
-                label = f"MNIST, {label}"
-                where = {"workers": self.workers, "ray": self.ray, "device": self.device}
-                sweep(trial, trials, self._folder, console, label=label, **where)  # type: ignore[arg-type]
-        self._conclude(console)
-
-    def _stages(self) -> Iterator[Stage]:
-        return stages(self._base, self.scale, self.seeds, lambda trials: finished(trials, self._folder))
-
     @property
-    def _base(self) -> Trial:
+    def base(self) -> Trial:
+        """What all trials have in common."""
         return replace(BASE, precision=self.precision, epochs=3 if self.scale == "small" else BASE.epochs)
 
-    @property
-    def _folder(self) -> Path:
-        return self.out / self._name
+    def stages(self) -> Iterator[Stage]:
+        """Give the trials in stages."""
+        return stages(self.base, self.scale, self.seeds, self.done)
 
-    @property
-    def _name(self) -> str:
-        return "mnist" if self.scale == "paper" else "mnist_small"
+    def runner(self) -> Callable[..., dict[str, Any]]:
+        """Return the function that runs a trial, which is too short to need checkpoints."""
+        return run_trial
 
-    def _conclude(self, console: Console) -> None:
-        """Summarise the trials that are done, a part of the plan or all."""
-        planned = [trial for _, trials in self._stages() for trial in trials]
-        records = finished(planned, self._folder)
-        if not records:
-            raise ValueError(f"No trial of this plan is in {self._folder}. Run it without --no-train.")
+    def conclude(self, planned: list[Trial], records: list[dict[str, Any]], console: Console) -> None:
+        """Print, draw and save."""
         rows = comparison.summarise(records, TARGET)
         raw = [row for row in rows if row["inputs"] == "raw"]
         console.print(comparison.table(raw, f"MNIST, raw pixels, {len(records)} of {len(planned)} trials"))
         other = [row for row in rows if row["inputs"] != "raw"]
         if other:
             console.print(comparison.table(other, "MNIST, standardised pixels"))
-        config = {"scale": self.scale, "seeds": self.seeds, "base": asdict(self._base)}
+        config = {"scale": self.scale, "seeds": self.seeds, "base": asdict(self.base)}
         done = {"trials": len(records), "planned": len(planned)}
         ran = record.combined(records)
-        payload = {"experiment": self._name, "config": config, "done": done, "rows": rows, "environment": ran}
-        path = record.save(self.out / f"{self._name}.json", payload)
+        payload = {"experiment": self.name, "config": config, "done": done, "rows": rows, "environment": ran}
+        path = record.save(self.out / f"{self.name}.json", payload)
         panels = [row for row in raw if row["init"] != "paper-half"]
         keeps = sorted({trial.keep for trial in planned}, reverse=True)
         activations = [a for a in ("tanh", "relu", "elu", "gelu") if any(t.activation == a for t in planned)]
-        picture = comparison.draw_panels(panels, self.out / f"{self._name}.png", activations=activations, keeps=keeps)
+        picture = comparison.draw_panels(panels, self.out / f"{self.name}.png", activations=activations, keeps=keeps)
         console.print(f"Saved {path} and {picture}")

@@ -12,20 +12,17 @@ Two CPU cores: half an hour a network and core.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from rich.console import Console
 
-from unitvar.paper import data, record
+from unitvar.paper import record
 from unitvar.paper.densenet.figures import draw_sensitivity
 from unitvar.paper.densenet.summary import sensitivity_rows, summarise, table
 from unitvar.paper.densenet.trial import Trial, run_trial
-from unitvar.paper.pools import check_device
-from unitvar.paper.replicas import replica
-from unitvar.paper.sweep import checkpoint_path, finished, forget_checkpoint, sweep
+from unitvar.paper.training import Stage, Training, saved
 from unitvar.paper.values import TABLE2
 
 __all__ = ["Densenet", "plan"]
@@ -68,19 +65,14 @@ def plan(scale: str, seeds: int, others: int, **sizes: Any) -> list[Trial]:
 
 
 @dataclass(frozen=True)
-class Densenet:
+class Densenet(Training):
     """DenseNets whose BatchNorm is re-estimated in four ways: the paper's Table 2, with controls."""
 
-    parallel: ClassVar[bool] = True  # torchrun trains one network in all of its processes
+    kind: ClassVar[str] = "densenet"
+    title: ClassVar[str] = "DenseNet"
 
     scale: Literal["small", "paper"] = "small"
     """paper: the networks of Table 2, GPUs and days; small: for two CPU cores, hours."""
-
-    out: Path = Path("results")
-    """Folder for the summary, the picture, one file a trial, and checkpoints of those that run."""
-
-    data_dir: Path | None = None
-    """Folder that holds cifar-10-batches-bin, cifar-100-binary and svhn; default: download them into the cache."""
 
     seeds: int = 3
     """Networks of each kind on CIFAR-10."""
@@ -100,74 +92,26 @@ class Densenet:
     images: int | None = None
     """Images to train on; default: all, or 10,000 at small scale."""
 
-    workers: int | None = None
-    """Trials at once; default: one for each core."""
-
-    ray: str | None = None
-    """Address of a Ray cluster to run the trials on, such as "auto"."""
-
-    device: str = "cpu"
-    """Where to train: cpu, cuda, …"""
-
-    precision: Literal["float32", "bfloat16"] = "float32"
-    """bfloat16: convolutions in half the bits, by autocast; these are other trials."""
-
-    compiled: bool = False
-    """Compile the network first."""
-
-    train: bool = True
-    """Train what has not been trained yet; otherwise summarise what is there."""
-
-    def run(self, console: Console) -> None:
-        """Train, print, draw and save."""
-        trials = self._trials()
-        if self.train:
-            if self.ray is None:  # else the nodes of the cluster have device and data
-                check_device(self.device)
-                data.check(dict.fromkeys(trial.dataset for trial in trials), self.data_dir, console)
-            trial = functools.partial(
-                _run_saved, out=self.out, data_dir=self.data_dir, device=self.device, compiled=self.compiled
-            )
-            settled = functools.partial(forget_checkpoint, self.out)
-            options = {"label": "DenseNet", "workers": self.workers, "ray": self.ray, "device": self.device}
-            sweep(trial, trials, self._folder, console, settled=settled, **options)  # type: ignore[arg-type]
-        if replica().first:
-            self._conclude(trials, console)
-
-    def _trials(self) -> list[Trial]:
+    def stages(self) -> Iterator[Stage]:
+        """Give all trials at once."""
         given = {name: getattr(self, name) for name in ("depth", "growth", "epochs", "images")}
         sizes = {name: value for name, value in given.items() if value is not None} | {"precision": self.precision}
-        return plan(self.scale, self.seeds, self.other_seeds, **sizes)
+        yield "all", plan(self.scale, self.seeds, self.other_seeds, **sizes)
 
-    @property
-    def _name(self) -> str:
-        return "densenet" if self.scale == "paper" else "densenet_small"
+    def runner(self) -> Callable[..., dict[str, Any]]:
+        """Return the function that runs a trial and saves its training."""
+        return functools.partial(saved, run=run_trial, out=self.out)
 
-    @property
-    def _folder(self) -> Path:
-        return self.out / self._name
-
-    def _conclude(self, trials: list[Trial], console: Console) -> None:
-        """Summarise the trials that are done, a part of the plan or all."""
-        records = finished(trials, self._folder)
-        if not records:
-            raise ValueError(f"No trial of this plan is in {self._folder}. Run it without --no-train.")
+    def conclude(self, planned: list[Trial], records: list[dict[str, Any]], console: Console) -> None:
+        """Print, draw and save."""
         rows, by_batches = summarise(records), sensitivity_rows(records)
-        for drawn in self._tables(rows):
-            console.print(drawn)
+        for dataset in dict.fromkeys(row["dataset"] for row in rows):
+            console.print(table([row for row in rows if row["dataset"] == dataset], dataset))
         config = {"scale": self.scale, "seeds": self.seeds, "other_seeds": self.other_seeds}
-        done = {"trials": len(records), "planned": len(trials)}
+        done = {"trials": len(records), "planned": len(planned)}
         found = {"rows": rows, "sensitivity": by_batches, "environment": record.combined(records)}
-        payload = {"experiment": self._name, "config": config, "done": done, **found}
-        path = record.save(self.out / f"{self._name}.json", payload)
+        payload = {"experiment": self.name, "config": config, "done": done, **found}
+        path = record.save(self.out / f"{self.name}.json", payload)
         console.print(f"Saved {path}")
         if by_batches:
-            console.print(f"Saved {draw_sensitivity(by_batches, self.out / f'{self._name}_batches.png')}")
-
-    def _tables(self, rows: list[dict[str, Any]]) -> Iterator[Any]:
-        for dataset in dict.fromkeys(row["dataset"] for row in rows):
-            yield table([row for row in rows if row["dataset"] == dataset], dataset)
-
-
-def _run_saved(trial: Trial, *, out: Path, **options: Any) -> dict[str, Any]:
-    return run_trial(trial, checkpoint=checkpoint_path(out, trial), **options)
+            console.print(f"Saved {draw_sensitivity(by_batches, self.out / f'{self.name}_batches.png')}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from unitvar.paper.arms import Batches, in_every_arm
 from unitvar.paper.replicas import replica
 from unitvar.paper.schedule import Schedule
 from unitvar.paper.train import averages, evaluate, judge, seeded, train
+from unitvar.paper.training import laps
 
 __all__ = ["CLASSES", "Trial", "network", "run_trial", "schedule"]
 
@@ -92,23 +92,19 @@ def run_trial(
         The training loss of each epoch; error and log loss on the test set in each arm at each moment; how they depend
         on the number and the size of the batches, if asked for; where training diverged, or None.
     """
-    start = time.perf_counter()
     training, test = (part.to(device) for part in load(trial, data_dir))
     model = network(trial).to(device)
     place = replica()
     own = training[place.rank :: place.count]  # re-estimation merges what the processes find
     batches = Batches(own, max(2, trial.batch // place.count))
-    notes: dict[str, Any] = {"measured": {}, "seconds": 0.0}
-    before = 0.0
+    notes: dict[str, Any] = {"measured": {}}
+    lap = laps(notes)
 
     def after_epoch(epoch: int) -> None:
-        nonlocal before
         moment = {trial.epochs // 2: "halfway", trial.epochs: "end"}.get(epoch)
         if moment:
             notes["measured"][moment] = compare(model, batches, test, seed=trial.seed + epoch)
-        now = time.perf_counter() - start
-        notes["seconds"] += now - before
-        before = now
+        lap()
 
     curve = train(
         model,
@@ -121,14 +117,16 @@ def run_trial(
         compiled=compiled,
     )
     wanted = trial.sensitivity and curve.diverged is None
+    by_batches = sensitivity(model, own, test, trial) if wanted else None
+    lap()
     return {
         "curve": {"training": record.rounded(curve.training)},
         "measured": notes["measured"],
-        "sensitivity": sensitivity(model, own, test, trial) if wanted else None,
+        "sensitivity": by_batches,
         "diverged": curve.diverged,
         "images": {"training": len(training), "test": len(test)},
         "processes": place.count,
-        "seconds": round(notes["seconds"] + time.perf_counter() - start - before, 1),
+        "seconds": round(notes["seconds"], 1),
     }
 
 

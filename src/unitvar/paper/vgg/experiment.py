@@ -13,20 +13,17 @@ and core.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import torch
 from rich.console import Console
 from rich.table import Table
 
-from unitvar.paper import data, record
-from unitvar.paper.pools import check_device
-from unitvar.paper.replicas import replica
+from unitvar.paper import record
 from unitvar.paper.statistics import Estimate, estimate
-from unitvar.paper.sweep import checkpoint_path, finished, forget_checkpoint, sweep
+from unitvar.paper.training import Stage, Training, saved
 from unitvar.paper.vgg.figures import draw_convergence, draw_gradients
 from unitvar.paper.vgg.trial import INITS, Trial, run_trial
 
@@ -37,7 +34,6 @@ NAMES = {"paper": "paper", "he": "He", "plan": "ours, plan", "measured": "ours, 
 SIZES: dict[str, dict[str, Any]] = {"small": {"width": 16, "epochs": 15, "batch": 64}, "paper": {}}
 LEARNT = 0.8  # validation error; chance is 0.9
 
-Stage = tuple[str, list[Trial]]
 Record = Mapping[str, Any]
 
 
@@ -113,19 +109,14 @@ def summarise(records: Sequence[Record]) -> list[dict[str, Any]]:
 
 
 @dataclass(frozen=True)
-class Vgg:
+class Vgg(Training):
     """The VGG on CIFAR-10 under four initialisations: the paper's Figures 3 and 4."""
 
-    parallel: ClassVar[bool] = True  # torchrun trains one network in all of its processes
+    kind: ClassVar[str] = "vgg"
+    title: ClassVar[str] = "VGG"
 
     scale: Literal["small", "paper"] = "small"
     """paper: full width, 150 epochs, ten rates for each optimiser: GPUs; small: for two CPU cores, hours."""
-
-    out: Path = Path("results")
-    """Folder for the summary, the pictures, one file a trial, and checkpoints of those that run."""
-
-    data_dir: Path | None = None
-    """Folder that holds cifar-10-batches-bin; default: download it into the cache."""
 
     seeds: int = 1
     """Networks of each kind at the tuned rate."""
@@ -139,80 +130,39 @@ class Vgg:
     augment: bool = True
     """Shift and mirror images, as in the authors' release; the paper does not say so."""
 
-    workers: int | None = None
-    """Trials at once; default: one for each core."""
-
-    ray: str | None = None
-    """Address of a Ray cluster to run the trials on, such as "auto"."""
-
-    device: str = "cpu"
-    """Where to train: cpu, cuda, …"""
-
-    precision: Literal["float32", "bfloat16"] = "float32"
-    """bfloat16: convolutions in half the bits, by autocast; these are other trials."""
-
-    compiled: bool = False
-    """Compile the network first."""
-
-    train: bool = True
-    """Train what has not been trained yet; otherwise summarise what is there."""
-
-    def run(self, console: Console) -> None:
-        """Train, print, draw and save."""
-        if self.train:
-            if self.ray is None:  # else the nodes of the cluster have device and data
-                check_device(self.device)
-                data.check(["cifar10"], self.data_dir, console)
-            trial = functools.partial(
-                _run_saved, out=self.out, data_dir=self.data_dir, device=self.device, compiled=self.compiled
-            )
-            settled = functools.partial(forget_checkpoint, self.out)
-            for label, trials in self._stages():
-                label = f"VGG, {label}"
-                options = {"label": label, "workers": self.workers, "ray": self.ray, "device": self.device}
-                sweep(trial, trials, self._folder, console, settled=settled, **options)  # type: ignore[arg-type]
-        if replica().first:
-            self._conclude(console)
-
     @property
-    def _name(self) -> str:
-        return "vgg" if self.scale == "paper" else "vgg_small"
-
-    @property
-    def _folder(self) -> Path:
-        return self.out / self._name
-
-    @property
-    def _base(self) -> Trial:
+    def base(self) -> Trial:
+        """What all trials have in common."""
         given = {"width": self.width, "epochs": self.epochs}
         sizes = SIZES[self.scale] | {name: value for name, value in given.items() if value is not None}
         return Trial("adam", 1e-3, "paper", 0, augment=self.augment, precision=self.precision, **sizes)
 
-    def _stages(self) -> Iterator[Stage]:
-        return stages(self._base, self.scale, self.seeds, lambda trials: finished(trials, self._folder))
+    def stages(self) -> Iterator[Stage]:
+        """Give the trials in stages."""
+        return stages(self.base, self.scale, self.seeds, self.done)
 
-    def _conclude(self, console: Console) -> None:
-        """Summarise the trials that are done, a part of the plan or all."""
-        planned = [trial for _, trials in self._stages() for trial in trials]
-        records = finished(planned, self._folder)
-        if not records:
-            raise ValueError(f"No trial of this plan is in {self._folder}. Run it without --no-train.")
+    def datasets(self, trials: Iterable[Any]) -> Iterable[str]:
+        """Return the one data set."""
+        return ["cifar10"]
+
+    def runner(self) -> Callable[..., dict[str, Any]]:
+        """Return the function that runs a trial and saves its training."""
+        return functools.partial(saved, run=run_trial, out=self.out)
+
+    def conclude(self, planned: list[Trial], records: list[dict[str, Any]], console: Console) -> None:
+        """Print, draw and save."""
         rows = summarise(records)
         console.print(table(rows, f"VGG on CIFAR-10, {len(records)} of {len(planned)} trials"))
-        config = {"scale": self.scale, "seeds": self.seeds, "base": asdict(self._base), "images": records[0]["images"]}
+        config = {"scale": self.scale, "seeds": self.seeds, "base": asdict(self.base), "images": records[0]["images"]}
         done = {"trials": len(records), "planned": len(planned)}
         ran = record.combined(records)
-        payload = {"experiment": self._name, "config": config, "done": done, "rows": rows, "environment": ran}
-        path = record.save(self.out / f"{self._name}.json", payload)
+        payload = {"experiment": self.name, "config": config, "done": done, "rows": rows, "environment": ran}
+        path = record.save(self.out / f"{self.name}.json", payload)
         pictures = (
-            draw_convergence(rows, self.out / f"{self._name}.png"),
-            draw_gradients(rows, self.out / f"{self._name}_gradients.png"),
+            draw_convergence(rows, self.out / f"{self.name}.png"),
+            draw_gradients(rows, self.out / f"{self.name}_gradients.png"),
         )
         console.print(f"Saved {path}, {pictures[0]} and {pictures[1]}")
-
-
-def _run_saved(trial: Trial, *, out: Path, **options: Any) -> dict[str, Any]:
-    return run_trial(trial, checkpoint=checkpoint_path(out, trial), **options)
 
 
 def table(rows: Sequence[Mapping[str, Any]], title: str) -> Table:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from unitvar.paper import data, models, record
 from unitvar.paper.replicas import replica
 from unitvar.paper.schedule import Schedule
 from unitvar.paper.train import evaluate, seeded, train
+from unitvar.paper.training import laps
 
 __all__ = ["INITS", "POINTS", "Trial", "initialise_", "run_trial"]
 
@@ -131,25 +131,21 @@ def run_trial(
         Training loss and the root mean square of the first layer's gradient at POINTS points an epoch; error and log
         loss on the validation and the test set after each epoch; where training diverged, or None.
     """
-    start = time.perf_counter()
     training, validation, test = (part.to(device) for part in load(trial, data_dir))
     with seeded(trial.seed):
         model = network(trial, training.images[:256].cpu()).to(device)
-    notes: dict[str, Any] = {"gradient": [], "validation": [], "test": [], "seconds": 0.0}
+    notes: dict[str, Any] = {"gradient": [], "validation": [], "test": []}
     first = next(m for m in model if isinstance(m, nn.Conv2d))
-    before = 0.0
+    lap = laps(notes)
 
     def at_point() -> None:
         gradient = first.weight.grad
         notes["gradient"].append(float("nan") if gradient is None else gradient.square().mean().sqrt().item())
 
     def after_epoch(epoch: int) -> None:
-        nonlocal before
         notes["validation"].append(evaluate(model, validation))
         notes["test"].append(evaluate(model, test))
-        now = time.perf_counter() - start
-        notes["seconds"] += now - before
-        before = now
+        lap()
 
     curve = train(
         model,

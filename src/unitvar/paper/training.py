@@ -1,0 +1,128 @@
+"""What the commands that train for hours have in common: where they train, in which order, and what they leave."""
+
+from __future__ import annotations
+
+import functools
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from rich.console import Console
+
+from unitvar.paper import data
+from unitvar.paper.pools import check_device
+from unitvar.paper.replicas import replica
+from unitvar.paper.sweep import checkpoint_path, finished, forget_checkpoint, sweep
+
+__all__ = ["Stage", "Training", "laps", "saved"]
+
+Stage = tuple[str, list[Any]]
+
+
+@dataclass(frozen=True)
+class Training(ABC):
+    """A command that trains what has not been trained yet, in stages, and summarises what is done."""
+
+    parallel: ClassVar[bool] = True  # torchrun trains one network in all of its processes
+    kind: ClassVar[str]
+    """What files and folders are called."""
+
+    title: ClassVar[str]
+    """What people call it."""
+
+    scale: Literal["small", "paper"] = "small"
+    """paper: the size of the paper; small: for two CPU cores."""
+
+    out: Path = Path("results")
+    """Folder for the summary, the pictures, one file a trial, and checkpoints of those that run."""
+
+    data_dir: Path | None = None
+    """Folder that holds the data as their authors publish them; default: download them into the cache."""
+
+    workers: int | None = None
+    """Trials at once; default: one for each core."""
+
+    ray: str | None = None
+    """Address of a Ray cluster to run the trials on, such as "auto"."""
+
+    device: str = "cpu"
+    """Where to train: cpu, cuda, …"""
+
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """bfloat16: matrix products and convolutions in half the bits, by autocast; these are other trials."""
+
+    compiled: bool = False
+    """Compile the network first, which pays on large GPUs only."""
+
+    train: bool = True
+    """Train what has not been trained yet; otherwise summarise what is there."""
+
+    @abstractmethod
+    def stages(self) -> Iterator[Stage]:
+        """Give the trials in labelled stages; later ones may build on what ``done`` has of earlier ones."""
+
+    @abstractmethod
+    def runner(self) -> Callable[..., dict[str, Any]]:
+        """Return the function that runs a trial, given it, ``data_dir``, ``device`` and ``compiled``."""
+
+    @abstractmethod
+    def conclude(self, planned: list[Any], records: list[dict[str, Any]], console: Console) -> None:
+        """Summarise the trials that are done, a part of the plan or all."""
+
+    def datasets(self, trials: Iterable[Any]) -> Iterable[str]:
+        """Return the data sets that trials need."""
+        return dict.fromkeys(trial.dataset for trial in trials)
+
+    def run(self, console: Console) -> None:
+        """Train, print, draw and save."""
+        if self.train:
+            trial = functools.partial(self.runner(), data_dir=self.data_dir, device=self.device, compiled=self.compiled)
+            where = {"workers": self.workers, "ray": self.ray, "device": self.device}
+            settled = functools.partial(forget_checkpoint, self.out)
+            for label, trials in self.stages():
+                if self.ray is None:  # else the nodes of the cluster have device and data
+                    check_device(self.device)
+                    data.check(self.datasets(trials), self.data_dir, console)
+                label = f"{self.title}, {label}"
+                sweep(trial, trials, self.folder, console, label=label, settled=settled, **where)  # type: ignore[arg-type]
+        planned = [trial for _, trials in self.stages() for trial in trials]
+        records = self.done(planned)
+        if not records:
+            raise ValueError(f"No trial of this plan is in {self.folder}. Run it without --no-train.")
+        if replica().first:
+            self.conclude(planned, records, console)
+
+    @property
+    def name(self) -> str:
+        """What the results of this scale are called."""
+        return self.kind if self.scale == "paper" else f"{self.kind}_small"
+
+    @property
+    def folder(self) -> Path:
+        """Where the trials' results are."""
+        return self.out / self.name
+
+    def done(self, trials: list[Any]) -> list[dict[str, Any]]:
+        """Return the records of those trials that are done."""
+        return finished(trials, self.folder)
+
+
+def saved(trial: Any, *, run: Callable[..., dict[str, Any]], out: Path, **options: Any) -> dict[str, Any]:
+    """Run a trial that saves its training on the way, and goes on from there."""
+    return run(trial, checkpoint=checkpoint_path(out, trial), **options)
+
+
+def laps(notes: dict[str, Any]) -> Callable[[], None]:
+    """Return a function that adds the seconds since it was last called, or made, to the notes of a training."""
+    notes["seconds"], before = 0.0, time.perf_counter()
+
+    def lap() -> None:
+        nonlocal before
+        now = time.perf_counter()
+        notes["seconds"] += now - before
+        before = now
+
+    return lap
