@@ -86,7 +86,8 @@ def test_densenets_are_judged_by_the_papers_arm(gain: float, expected: str) -> N
     assert section.verdict == expected
     assert f"{100 * (0.30 - gain):.2f} ± 0.00 % with the variance re-estimated" in section.found[0]
     assert "lower error in 2 of 2 cases" in section.found[-1]
-    printed = {(row[2], row[3]): row[-1] for row in section.tables[0].rows}
+    printed = {(row[2], row[3]): row[-2] for row in section.tables[0].rows}
+    assert [row[-1] for row in section.tables[0].rows] == ["–"] * 4 + ["5.77", "–", "–", "–"]
     assert printed["half-way", "as trained"] == "6.37"
     assert printed["at the end", "variance only"] == "5.38"
     assert printed["at the end", "dropout on"] == "–"
