@@ -45,12 +45,16 @@ def test_the_network_is_the_papers() -> None:
 def test_the_papers_weights_are_orthonormal_times_the_correction() -> None:
     for weight, keep in zip(weights(initialised("paper")), KEEPS, strict=True):
         flat = weight.detach().flatten(1).double()
-        product = flat @ flat.T if flat.shape[0] <= flat.shape[1] else flat.T @ flat
-        square = 1.0 if keep is None else keep / 0.5  # the first is not rescaled
-        if flat.shape[0] <= flat.shape[1]:
-            assert torch.allclose(product, square * torch.eye(len(product), dtype=torch.float64), atol=1e-5)
-        else:
-            assert torch.allclose(product, product[0, 0] * torch.eye(len(product), dtype=torch.float64), atol=1e-5)
+        assert flat.shape[0] <= flat.shape[1]
+        square = 1.0 if keep is None else keep / 0.5
+        assert torch.allclose(flat @ flat.T, square * torch.eye(len(flat), dtype=torch.float64), atol=1e-5)
+
+
+def test_the_papers_first_convolution_is_not_rescaled_at_full_width() -> None:
+    """64 filters of 27 inputs each: orthonormal columns, so that its output starts with 27 / 64 of the variance."""
+    first = weights(initialised("paper", 64))[0].detach().flatten(1).double()
+    assert torch.allclose(first.T @ first, torch.eye(27, dtype=torch.float64), atol=1e-5)
+    assert first.square().sum(1).mean().item() == pytest.approx(27 / 64)
 
 
 def test_hes_weights_have_his_variance_and_no_correction() -> None:

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from unitvar.init import orthonormal_
 from unitvar.initialize import initialize_
 from unitvar.paper import data, models, record
 from unitvar.paper.replicas import replica
@@ -51,9 +50,11 @@ def load(trial: Trial, data_dir: Path | None) -> tuple[data.Images, data.Images,
 def initialise_(model: nn.Sequential, name: str, *, example: Tensor, generator: torch.Generator) -> nn.Sequential:
     """Fill the weights of a VGG in place, and set its biases to zero.
 
-    ``paper`` is that of the release: orthonormal, times sqrt(p / E f²) but for the first convolution, blind to pooling
-    and borders. ``he`` is N(0, 2 / fan-in). ``plan`` is :func:`unitvar.initialize_` with orthonormal weights, which
-    follows pooling and borders, and ``measured`` its method of that name.
+    ``paper`` is that of the release: orthonormal, times sqrt(p / E f²), blind to pooling and borders; where there are
+    more filters than inputs to each, as in the first convolution (64 and 27), it is the columns that are orthonormal,
+    so that the variance starts at 0.42 (docs/errata.md, 5). ``he`` is N(0, 2 / fan-in). ``plan`` is
+    :func:`unitvar.initialize_` with orthonormal weights, which follows pooling and borders, and ``measured`` its method
+    of that name.
 
     Args:
         model: as :func:`unitvar.paper.models.vgg` builds it.
@@ -82,7 +83,9 @@ def initialise_(model: nn.Sequential, name: str, *, example: Tensor, generator: 
             if name == "he":
                 nn.init.kaiming_normal_(module.weight, nonlinearity="relu", generator=generator)
             else:
-                orthonormal_(module.weight, gain=1 if keep is None else math.sqrt(keep / 0.5), generator=generator)
+                # Not ours, which would restore the variance of the first.
+                gain = 1.0 if keep is None else math.sqrt(keep / 0.5)
+                nn.init.orthogonal_(module.weight, gain, generator=generator)
             keep = 1.0
     return model
 
