@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch import nn
 
 from tests.paper import parallel
 from unitvar.paper.cli import main
+from unitvar.paper.pools import together
 from unitvar.paper.replicas import Replica, launched, replica
 from unitvar.paper.train import train
 
@@ -68,6 +70,18 @@ def test_dropout_differs_between_processes_and_training_resumes_in_the_same_bits
 def test_another_number_of_processes_cannot_go_on(folder: Path) -> None:
     with pytest.raises(ValueError, match=r"saved by 2 processes and this is one of 1: .* delete it to start over"):
         parallel.resumed(folder / "whole.pt", None)
+
+
+def test_a_trial_runs_on_the_gpu_of_its_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CUDA's current device belongs to a thread, and a trial has one of its own."""
+    seen = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: seen.append((device, threading.get_ident())))
+    with together() as pool:
+        handle = pool.submit(threading.get_ident)
+        pool.wait([handle], 10.0)
+        assert seen == [(3, pool.result(handle))]
 
 
 def test_a_command_that_does_not_train_says_so(

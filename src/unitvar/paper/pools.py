@@ -96,9 +96,17 @@ def _end_with_parent() -> None:
 @contextmanager
 def together() -> Iterator[Pool]:
     """Give a pool that runs one trial at a time in this process, as every process of a torchrun does."""
-    # In a thread, so that what is shown of the sweep stays alive. Denormals: as in _prepare, and thread by thread.
-    with ThreadPoolExecutor(1, initializer=torch.set_flush_denormal, initargs=(True,)) as executor:
+    # In a thread, so that what is shown of the sweep stays alive.
+    device = torch.cuda.current_device() if torch.cuda.is_available() else None
+    with ThreadPoolExecutor(1, initializer=_prepare_thread, initargs=(device,)) as executor:
         yield _Local(executor, 1)
+
+
+def _prepare_thread(device: int | None) -> None:
+    """Give a thread what each has to itself: how it treats denormals (see _prepare), and its GPU, else the first."""
+    torch.set_flush_denormal(True)
+    if device is not None:
+        torch.cuda.set_device(device)
 
 
 class _Ray:
