@@ -29,10 +29,11 @@ class Trial:
     dropout: float
 
 
-def network(trial: Trial) -> nn.Sequential:
+def network(trial: Trial, *, batchnorm: bool = False) -> nn.Sequential:
     with seeded(trial.seed):
+        norm = [nn.BatchNorm1d(32)] if batchnorm else []
         return nn.Sequential(
-            nn.Flatten(), nn.Linear(64, 32), nn.Tanh(), nn.Dropout(trial.dropout), nn.Linear(32, 10)
+            nn.Flatten(), nn.Linear(64, 32), *norm, nn.Tanh(), nn.Dropout(trial.dropout), nn.Linear(32, 10)
         ).double()
 
 
@@ -50,7 +51,7 @@ class StoppedError(Exception):
 
 def resumed(path: Path, stop: int | None) -> list[torch.Tensor]:
     """Train with dropout, to the end or until a stop after some epochs."""
-    model = network(Trial(0, 0.5)).float()
+    model = network(Trial(0, 0.5), batchnorm=True).float()
 
     def after_epoch(epoch: int) -> None:
         if epoch == stop:

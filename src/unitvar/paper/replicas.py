@@ -38,6 +38,16 @@ class Replica:
         """Return the model to call in training: its gradients are the mean over all processes."""
         return nn.parallel.DistributedDataParallel(model) if self.count > 1 else model
 
+    def share_buffers(self, model: nn.Module) -> None:
+        """Give all processes the first one's buffers.
+
+        Each updates BatchNorm from its own part of a batch, and takes over the first one's only at its next step: in
+        between, what they measure together would be of as many different models.
+        """
+        if self.count > 1:
+            for buffer in model.buffers():
+                dist.broadcast(buffer, 0)
+
     def sum(self, value: Tensor) -> Tensor:
         """Add up a tensor over all processes, in place."""
         if self.count > 1:

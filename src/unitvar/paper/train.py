@@ -88,7 +88,10 @@ def train(
             state.load(checkpoint)
         model.train()
         called = place.wrap(model)
-        called = torch.compile(called) if compiled else called  # type: ignore[assignment]
+        if compiled:
+            # Each size of a batch by itself: else a second one, the last of an epoch, makes code for any size, which
+            # the first takes over from then on, but not yet where training has just gone on from a checkpoint.
+            called = torch.compile(called, dynamic=False)  # type: ignore[assignment]
         for epoch in range(state.epoch, schedule.epochs):
             diverged = _epoch(called, data, schedule, state, points, at_point, place)
             if diverged is not None:
@@ -133,6 +136,7 @@ def _epoch(
                 return i / len(batches)
             total.zero_()
             count = 0
+            place.share_buffers(state.model)
             with undisturbed():
                 at_point()
     return None
@@ -182,6 +186,6 @@ def evaluate(model: nn.Module, data: Images, batch: int = 500) -> dict[str, floa
 
 def averages(wrong: Tensor, loss: float) -> dict[str, float]:
     """Return the means, over all processes, of what they have judged."""
-    sums = torch.tensor([int(wrong.sum()), loss, len(wrong)], dtype=torch.float64, device=wrong.device)
+    sums = torch.tensor([int(wrong.sum()), loss, len(wrong)], dtype=torch.float64)  # on the CPU: MPS has no float64
     errors, losses, count = replica().sum(sums).tolist()
     return {"error": errors / count, "log_loss": losses / count}
