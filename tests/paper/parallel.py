@@ -10,6 +10,7 @@ from rich.console import Console
 from torch import nn
 
 from unitvar.paper.data import Images
+from unitvar.paper.densenet import trial as densenet
 from unitvar.paper.replicas import joined, replica
 from unitvar.paper.sweep import sweep, trial_path
 from unitvar.paper.train import Schedule, evaluate, seeded, train
@@ -64,6 +65,13 @@ def resumed(path: Path, stop: int | None) -> list[torch.Tensor]:
     return list(model.state_dict().values())
 
 
+def by_batches() -> dict[str, Any]:
+    """Measure how the error of an untrained DenseNet depends on the batches."""
+    data = Images(DATA.images.repeat(1, 3, 1, 1), DATA.labels)
+    trial = densenet.Trial("cifar10", 7, 4, 0.8, 0, batch=48)
+    return densenet.sensitivity(densenet.network(trial), data, data, trial)
+
+
 if __name__ == "__main__":
     folder = Path(sys.argv[1])
     trials = [Trial(0, 0.0), Trial(1, 0.0), Trial(0, 0.5)]
@@ -77,6 +85,7 @@ if __name__ == "__main__":
             "files": sorted(file.name for file in (folder / "trials").iterdir()),
             "expected": sorted(trial_path(folder, trial).name for trial in trials),
             "whole": whole,
+            "by batches": by_batches(),
             "resumed": resumed(folder / "stopped.pt", None),
         }
         torch.save(found, folder / f"{place.rank}.pt")

@@ -52,6 +52,14 @@ def test_momentum_is_forgotten_every_five_epochs_and_the_rate_drops_twice() -> N
     assert (schedule.weight_decay, schedule.decay_vectors, schedule.shift) == (2e-4, True, 0)
 
 
+@pytest.mark.parametrize(("epochs", "expected"), [(300, 150), (40, 20), (20, 10), (15, 8), (2, 1)])
+def test_halfway_is_just_before_the_first_drop_of_the_rate(epochs: int, expected: int) -> None:
+    trial = replace(SMALL, epochs=epochs)
+    assert densenet.halfway(trial) == expected
+    rates = [densenet.schedule(trial).rate_at(epoch) for epoch in (expected - 1, expected)]
+    assert rates == pytest.approx([0.1, 0.01])
+
+
 def test_forgotten_momentum_is_a_fresh_optimiser(tmp_path: Path) -> None:
     """Two epochs, forget, two epochs: the same weights as a new optimiser after the first two, in the same order."""
     data = Images(torch.randn(64, 3, 8, 8), torch.randint(10, (64,)))

@@ -68,6 +68,16 @@ def test_training_resumes_in_the_same_bits_and_ends_with_one_model(found: list[d
     assert all(map(torch.equal, found[0]["whole"], found[1]["whole"]))
 
 
+def test_a_number_of_batches_is_the_number_that_one_process_takes(found: list[dict[str, Any]]) -> None:
+    """101 images in batches of 48: three, of which two processes would have two each of their own halves."""
+    alone = parallel.by_batches()
+    assert [row["batches"] for row in alone["batches"]] == [1, 2, 3]
+    for f in found:
+        for what in ("batches", "sizes"):
+            for mine, its in zip(alone[what], f["by batches"][what], strict=True):
+                assert its == pytest.approx(mine, rel=1e-6)
+
+
 def test_another_number_of_processes_cannot_go_on(folder: Path) -> None:
     with pytest.raises(ValueError, match=r"saved by 2 processes and this is one of 1: .* delete it to start over"):
         parallel.resumed(folder / "whole.pt", None)

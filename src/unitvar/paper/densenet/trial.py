@@ -71,6 +71,12 @@ def schedule(trial: Trial) -> Schedule:
     return Schedule(trial.epochs, 0.1, trial.batch, forget=5, precision=trial.precision)
 
 
+def halfway(trial: Trial) -> int:
+    """Return how many epochs are done just before the first drop of the rate."""
+    plan = schedule(trial)
+    return next((epoch for epoch in range(trial.epochs) if plan.rate_at(epoch) < plan.rate), trial.epochs)
+
+
 def run_trial(
     trial: Trial,
     *,
@@ -96,12 +102,12 @@ def run_trial(
     model = network(trial).to(device)
     place = replica()
     own = training[place.rank :: place.count]  # re-estimation merges what the processes find
-    batches = Batches(own, max(2, trial.batch // place.count))
+    batches = Batches(own, trial.batch)
     notes: dict[str, Any] = {"measured": {}}
     lap = laps(notes)
 
     def after_epoch(epoch: int) -> None:
-        moment = {trial.epochs // 2: "halfway", trial.epochs: "end"}.get(epoch)
+        moment = {halfway(trial): "halfway", trial.epochs: "end"}.get(epoch)
         if moment:
             notes["measured"][moment] = compare(model, batches, test, seed=trial.seed + epoch)
         lap()
@@ -117,7 +123,7 @@ def run_trial(
         compiled=compiled,
     )
     wanted = trial.sensitivity and curve.diverged is None
-    by_batches = sensitivity(model, own, test, trial) if wanted else None
+    by_batches = sensitivity(model, training, test, trial) if wanted else None
     lap()
     return {
         "curve": {"training": record.rounded(curve.training)},
@@ -153,7 +159,9 @@ def sensitivity(model: nn.Module, training: data.Images, test: data.Images, tria
     """Re-estimate both moments from so many batches of the trial's size, and from all in batches of each size."""
 
     def measured(size: int, most: int | None = None) -> dict[str, float]:
-        with reestimated_bn(model, Batches(training, size, seed=trial.seed + 1), max_batches=most):
+        batches = Batches(training, size, seed=trial.seed + 1)
+        # Every process for itself: of so many batches each, there would be more in all.
+        with reestimated_bn(model, batches, max_batches=most, group=False):
             return evaluate(model, test)
 
     whole = -(-len(training) // trial.batch)
