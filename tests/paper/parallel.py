@@ -88,4 +88,7 @@ if __name__ == "__main__":
             "by batches": by_batches(),
             "resumed": resumed(folder / "stopped.pt", None),
         }
+        with place.in_turn():
+            found["before"] = sorted(file.name for file in folder.glob("*.turn"))
+            (folder / f"{place.rank}.turn").touch()
         torch.save(found, folder / f"{place.rank}.pt")

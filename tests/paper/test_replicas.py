@@ -40,6 +40,10 @@ def test_each_process_knows_its_place(found: list[dict[str, Any]]) -> None:
     assert not launched()
 
 
+def test_what_is_done_in_turn_is_done_by_one_after_the_other(found: list[dict[str, Any]]) -> None:
+    assert [f["before"] for f in found] == [[], ["0.turn"]]
+
+
 def test_two_processes_train_as_one_does(found: list[dict[str, Any]]) -> None:
     """Batches of 24 and a last one of 5, which two processes cannot share evenly: the gradient is still the mean."""
     assert len(parallel.DATA) % parallel.SCHEDULE.batch == 5

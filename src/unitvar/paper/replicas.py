@@ -38,6 +38,15 @@ class Replica:
         """Return the model to call in training: its gradients are the mean over all processes."""
         return nn.parallel.DistributedDataParallel(model) if self.count > 1 else model
 
+    @contextmanager
+    def in_turn(self) -> Iterator[None]:
+        """Let the processes run a block one after the other; an error in it ends this one, and torchrun the others."""
+        for _ in range(self.rank):
+            self.gather(None)
+        yield
+        for _ in range(self.rank, self.count):
+            self.gather(None)
+
     def share_buffers(self, model: nn.Module) -> None:
         """Give all processes the first one's buffers.
 

@@ -24,10 +24,19 @@ from unitvar.paper import record
 from unitvar.paper.pools import Pool, processes, ray_cluster, together
 from unitvar.paper.replicas import replica
 
-__all__ = ["TrialError", "checkpoint_path", "finished", "forget_checkpoint", "sweep", "trial_path"]
+__all__ = [
+    "TrialError",
+    "checkpoint_path",
+    "finished",
+    "forget_checkpoint",
+    "forget_checkpoints",
+    "sweep",
+    "trial_path",
+]
 
 Config = TypeVar("Config")
 SHOWN = 5  # failures that an error lists
+CHECKPOINTS = "checkpoints"
 
 
 class TrialError(RuntimeError):
@@ -42,15 +51,18 @@ def trial_path(folder: Path, config: Any) -> Path:
 
 def checkpoint_path(out: Path, config: Any) -> Path:
     """Return where a trial saves its training until its result is on disk."""
-    return trial_path(out / "checkpoints", config).with_suffix(".pt")
+    return trial_path(out / CHECKPOINTS, config).with_suffix(".pt")
 
 
 def forget_checkpoint(out: Path, config: Any) -> None:
-    """Delete the checkpoint of a trial whose result is on disk, and the folder with the last one."""
-    path = checkpoint_path(out, config)
-    path.unlink(missing_ok=True)
+    """Delete the checkpoint of a trial whose result is on disk."""
+    checkpoint_path(out, config).unlink(missing_ok=True)
+
+
+def forget_checkpoints(out: Path) -> None:
+    """Delete their folder if it is empty; only when no trial runs, which might be about to write there."""
     with suppress(OSError):  # others are in there, or it never was
-        path.parent.rmdir()
+        (out / CHECKPOINTS).rmdir()
 
 
 def finished(configs: Sequence[Any], folder: Path) -> list[dict[str, Any]]:

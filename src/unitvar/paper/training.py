@@ -15,7 +15,7 @@ from rich.console import Console
 from unitvar.paper import data
 from unitvar.paper.pools import check_device
 from unitvar.paper.replicas import replica
-from unitvar.paper.sweep import checkpoint_path, finished, forget_checkpoint, sweep
+from unitvar.paper.sweep import checkpoint_path, finished, forget_checkpoint, forget_checkpoints, sweep
 
 __all__ = ["Stage", "Training", "laps", "saved"]
 
@@ -79,15 +79,18 @@ class Training(ABC):
     def run(self, console: Console) -> None:
         """Train, print, draw and save."""
         if self.train:
-            trial = functools.partial(self.runner(), data_dir=self.data_dir, device=self.device, compiled=self.compiled)
+            folder = self.data_dir and self.data_dir.resolve()  # trials may run elsewhere
+            trial = functools.partial(self.runner(), data_dir=folder, device=self.device, compiled=self.compiled)
             where = {"workers": self.workers, "ray": self.ray, "device": self.device}
             settled = functools.partial(forget_checkpoint, self.out)
             for label, trials in self.stages():
                 if self.ray is None:  # else the nodes of the cluster have device and data
                     check_device(self.device)
-                    data.check(self.datasets(trials), self.data_dir, console)
+                    with replica().in_turn():  # so that one downloads, and the next finds it
+                        data.check(self.datasets(trials), self.data_dir, console)
                 label = f"{self.title}, {label}"
                 sweep(trial, trials, self.folder, console, label=label, settled=settled, **where)  # type: ignore[arg-type]
+            forget_checkpoints(self.out)
         planned = [trial for _, trials in self.stages() for trial in trials]
         records = self.done(planned)
         if not records:

@@ -100,7 +100,7 @@ class Densenet(Training):
 
     def runner(self) -> Callable[..., dict[str, Any]]:
         """Return the function that runs a trial and saves its training."""
-        return functools.partial(saved, run=run_trial, out=self.out)
+        return functools.partial(saved, run=run_trial, out=self.out.resolve())
 
     def conclude(self, planned: list[Trial], records: list[dict[str, Any]], console: Console) -> None:
         """Print, draw and save."""
