@@ -170,7 +170,8 @@ def test_differences_are_paired_by_network_and_by_image() -> None:
     assert against["error"]["mean"] == pytest.approx(-0.03)
     assert against["error"]["half_width"] == pytest.approx(0, abs=1e-12)  # the networks differ, the gain does not
     assert (against["worse"], against["better"]) == (5, 18)
-    assert against["p"] == pytest.approx(binomtest(5, 23).pvalue)
+    # Of each network by itself: both see the same images.
+    assert against["p"] == pytest.approx(max(binomtest(3, 13).pvalue, binomtest(2, 10).pvalue))
     (row,) = sensitivity_rows(records)["batches"]  # type: ignore[index]
     assert row["error minus all"]["mean"] == 0
 

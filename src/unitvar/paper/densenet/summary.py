@@ -23,9 +23,10 @@ def summarise(records: Sequence[Record]) -> list[dict[str, Any]]:
     """Return a row for each kind of network, moment and arm.
 
     Two paired tests against each earlier arm: the difference of errors in the mean over networks, with its interval;
-    and, over the test images of all networks, how many only one of the two arms gets wrong, with the probability of so
-    uneven a split if both were equally good (McNemar's test, exact). The second needs no more than one network, and
-    speaks of these networks only.
+    and, over the test images of each network, how many only one of the two arms gets wrong, with the probability of so
+    uneven a split if both were equally good (McNemar's test, exact), the largest of all networks'. The second needs no
+    more than one network, and speaks of these networks only. Their counts are added up, but not tested as a sum: the
+    networks see the same images, which are not as many independent ones.
     """
     rows = []
     for kind, own in _kinds(records).items():
@@ -51,14 +52,15 @@ def _kinds(records: Sequence[Record]) -> dict[tuple[tuple[str, Any], ...], list[
 def _compared(measured: Sequence[Mapping[str, Any]], name: str, other: str) -> dict[str, Any]:
     from scipy.stats import binomtest
 
-    changed = [m[name]["changed"][other] for m in measured]
-    worse, better = (sum(pair[key] for pair in changed) for key in ("worse", "better"))
+    changed = [(m[name]["changed"][other]["worse"], m[name]["changed"][other]["better"]) for m in measured]
     return {
         "error": asdict(estimate([m[name]["error"] - m[other]["error"] for m in measured])),
         "log_loss": asdict(estimate([m[name]["log_loss"] - m[other]["log_loss"] for m in measured])),
-        "worse": worse,
-        "better": better,
-        "p": float(binomtest(worse, worse + better).pvalue) if worse + better else 1.0,
+        "worse": sum(worse for worse, _ in changed),
+        "better": sum(better for _, better in changed),
+        "p": max(
+            float(binomtest(worse, worse + better).pvalue) if worse + better else 1.0 for worse, better in changed
+        ),
     }
 
 

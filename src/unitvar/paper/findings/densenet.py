@@ -34,7 +34,8 @@ def densenet(p: Payload) -> Section:
         (*_sentences(p["rows"]), *_control(p["rows"])),
         f"{'Full size' if p['config']['scale'] == 'paper' else 'Shrunk'}: L = {ran['depth']}, k = {ran['growth']}, "
         f"{ran['epochs']} epochs, {ran['images']['training']:,} images; {done['trials']} of {done['planned']} networks "
-        "done. p: of so uneven a split of the images that only one of both gets wrong (McNemar), over these networks.",
+        "done. p: of so uneven a split of the images that only one of both gets wrong (McNemar), the largest of the "
+        "networks'.",
         tuple(tables),
         (f"{p['experiment']}_batches.png",) if p["sensitivity"] else (),
         verdict=verdict(
