@@ -13,6 +13,7 @@ from unitvar.paper.findings.densenet import densenet
 from unitvar.paper.findings.section import verdict
 from unitvar.paper.findings.vgg import vgg
 from unitvar.paper.vgg.experiment import summarise as summarise_vggs
+from unitvar.paper.vgg.experiment import written_error
 from unitvar.paper.vgg.trial import Trial
 
 
@@ -22,11 +23,15 @@ from unitvar.paper.vgg.trial import Trial
 def test_a_claim_is_held_in_all_parts_in_some_or_in_none(parts: tuple[bool, ...], expected: str) -> None:
     assert verdict(parts) == expected
     assert verdict(parts, shrunk=True) == expected.replace("not held", "not at this scale")
+    assert verdict(()) == ""  # nothing was run
 
 
-def vgg_payload(nesterov: tuple[float, float], adam: tuple[float, float]) -> dict[str, Any]:
+def vgg_payload(
+    nesterov: tuple[float, float], adam: tuple[float, float], large: tuple[float, float] = (0.9, 0.9)
+) -> dict[str, Any]:
+    """Make up the errors of the paper's weights and of He's at the best rate, and at a large one."""
     records = [
-        test_vgg.record(optimiser, rate, init, error if rate == 1e-3 else 0.9)
+        test_vgg.record(optimiser, rate, init, error if rate == 1e-3 else large[init == "he"])
         for optimiser, errors in (("nesterov", nesterov), ("adam", adam))
         for init, error in zip(("paper", "he"), errors, strict=True)
         for rate in (1e-2, 1e-3)
@@ -46,24 +51,56 @@ def vgg_payload(nesterov: tuple[float, float], adam: tuple[float, float]) -> dic
 
 
 @pytest.mark.parametrize(
-    ("nesterov", "adam", "expected"),
+    ("nesterov", "adam", "large", "expected"),
     [
-        ((0.1, 0.2), (0.1, 0.2), "held"),
-        ((0.1, 0.2), (0.2, 0.1), "partly"),
-        ((0.2, 0.1), (0.2, 0.1), "not at this scale"),
+        ((0.1, 0.2), (0.1, 0.2), (0.7, 0.9), "held"),
+        ((0.1, 0.2), (0.1, 0.2), (0.9, 0.9), "partly"),  # lower errors, but no rate that only He's cannot learn at
+        ((0.1, 0.2), (0.2, 0.1), (0.7, 0.9), "partly"),
+        ((0.2, 0.1), (0.2, 0.1), (0.9, 0.9), "not at this scale"),
+        ((0.2, 0.1), (0.2, 0.1), (0.9, 0.7), "not at this scale"),
     ],
 )
-def test_vgg_is_judged_by_the_errors_of_both_optimisers(
-    nesterov: tuple[float, float], adam: tuple[float, float], expected: str
+def test_vgg_is_judged_by_the_errors_of_both_optimisers_and_by_the_rates_that_learn(
+    nesterov: tuple[float, float], adam: tuple[float, float], large: tuple[float, float], expected: str
 ) -> None:
-    section = vgg(vgg_payload(nesterov, adam))
+    section = vgg(vgg_payload(nesterov, adam, large))
     assert section.verdict == expected
     # The records' test error is a point above the validation error.
     assert f"{100 * nesterov[0] + 1:.2f} % with the paper's weights, {100 * nesterov[1] + 1:.2f}" in section.found[0]
-    assert "1 of 2 of the rates learn" in section.found[0]
-    assert "90.0 % with the paper's weights" in section.found[2]
+    assert f"{1 + (large[0] < 0.8)} of 2 of the rates learn" in section.found[0]
+    assert f"{100 * large[0]:.1f} % with the paper's weights" in section.found[2]
     assert "ours, plan with Adam 13.30 %" in section.found[3]
     assert "first stack 16 wide" in section.ran
+
+
+def test_vgg_is_not_judged_before_both_have_been_tried_at_the_same_rates() -> None:
+    payload = vgg_payload((0.1, 0.2), (0.1, 0.2), (0.7, 0.9))
+    ours, he = payload["rows"][:2]
+    assert vgg({**payload, "rows": [ours]}).verdict == ""
+    assert vgg({**payload, "rows": [ours]}).found == ("Not enough trials yet to compare.",)
+    fewer = {**he, "rates": he["rates"][:1], "errors": he["errors"][:1]}
+    assert vgg({**payload, "rows": [ours, fewer, *payload["rows"][2:]]}).verdict == ""
+
+
+def test_a_network_that_diverged_is_told_beside_the_error_of_the_others() -> None:
+    records = [test_vgg.record("adam", 1e-3, "he", 0.2, seed=seed, diverged=seed == 2) for seed in range(3)]
+    (row,) = summarise_vggs(records)
+    assert written_error(row, " %") == "21.00 ± 0.00 % (1 of 3 diverged)"
+    (row,) = summarise_vggs([test_vgg.record("adam", 1e-3, "he", 0.2, diverged=True)])
+    assert written_error(row) == "(diverged)"
+
+
+def test_a_plan_of_the_papers_scale_that_was_shrunk_is_not_called_full_size() -> None:
+    payload = vgg_payload((0.2, 0.1), (0.2, 0.1))
+    payload["config"]["scale"] = "paper"
+    assert (vgg(payload).verdict, vgg(payload).ran[:6]) == ("not at this scale", "Shrunk")
+    payload["config"]["base"]["width"] = 64
+    assert (vgg(payload).verdict, vgg(payload).ran[:9]) == ("not held", "Full size")
+    dense = densenet_payload(-0.01)
+    assert densenet(dense).ran.startswith("Shrunk: CIFAR-10: L = 7, k = 4, 4 epochs, 60 images. 3 of 9 networks")
+    for row in dense["rows"]:
+        row |= {"depth": 100, "growth": 12, "epochs": 300, "images": {"training": 50_000}}
+    assert (densenet(dense).verdict, densenet(dense).ran[:9]) == ("not held", "Full size")
 
 
 def densenet_payload(gain: float) -> dict[str, Any]:

@@ -42,8 +42,13 @@ class Section:
 
 
 def verdict(parts: Iterable[bool], *, shrunk: bool = False) -> str:
-    """Return what becomes of a claim, some parts of which held; a shrunk experiment cannot refute it."""
+    """Return what becomes of a claim, some parts of which held; a shrunk experiment cannot refute it.
+
+    Nothing without parts: what has not been run neither held nor failed.
+    """
     held = list(parts)
+    if not held:
+        return ""
     return VERDICTS[0] if all(held) else VERDICTS[1] if any(held) else VERDICTS[3 if shrunk else 2]
 
 

@@ -114,7 +114,7 @@ def _faster(rows: Sequence[Mapping[str, Any]], *, shrunk: bool) -> str:
             if {"paper", other} <= by.keys():
                 soon, late = (_when(by[init]) for init in ("paper", other))
                 parts.append(by["paper"]["error"]["mean"] < by[other]["error"]["mean"] and soon <= late)
-    return verdict(parts, shrunk=shrunk) if parts else ""
+    return verdict(parts, shrunk=shrunk)
 
 
 def _when(row: Mapping[str, Any]) -> float:

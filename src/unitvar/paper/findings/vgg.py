@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from unitvar.paper.findings.section import Grid, Payload, Section, percent, verdict
+from unitvar.paper.findings.section import Grid, Payload, Section, verdict
 from unitvar.paper.values import VGG_ERRORS
-from unitvar.paper.vgg.experiment import NAMES
+from unitvar.paper.vgg.experiment import NAMES, written_error
+from unitvar.paper.vgg.trial import Trial
 
 __all__ = ["vgg"]
 
@@ -22,8 +23,9 @@ def vgg(p: Payload) -> Section:
         (name, by[name, "paper"], by[name, "he"]) for name in TITLES if {(name, "paper"), (name, "he")} <= by.keys()
     ]
     found = [
-        f"{TITLES[name]}: test error {_error(ours)} % with the paper's weights, {_error(he)} % with He's, each at its "
-        f"tuned rate; {_learnt(ours)} of the rates learn with the paper's, {_learnt(he)} with He's."
+        f"{TITLES[name]}: test error {written_error(ours, ' %')} with the paper's weights, {written_error(he, ' %')} "
+        f"with He's, each at its tuned rate; {_learnt(ours)} of the rates learn with the paper's, {_learnt(he)} with "
+        "He's."
         for name, ours, he in pairs
     ]
     if ("nesterov", "he") in by and ("nesterov", "paper") in by:
@@ -33,17 +35,20 @@ def vgg(p: Payload) -> Section:
         )
     added = [row for row in p["rows"] if row["init"] in ("plan", "measured")]
     if added:
-        said = ", ".join(f"{NAMES[row['init']]} with {TITLES[row['optimiser']]} {_error(row)} %" for row in added)
-        found.append(f"Of our own, at the rate that is best for the paper's: {said}.")
+        said = ", ".join(
+            f"{NAMES[row['init']]} with {TITLES[row['optimiser']]} {written_error(row, ' %')}" for row in added
+        )
+        where = "each at its tuned rate" if any(len(row["rates"]) > 1 for row in added) else "at the paper's tuned rate"
+        found.append(f"Of our own, {where}: {said}.")
     base, images, done = p["config"]["base"], p["config"]["images"], p["done"]
     cells = tuple(
         (
             TITLES[row["optimiser"]],
             NAMES[row["init"]],
             _learnt(row),
-            f"{row['rate']:g}",
+            f"{row['rate']:g}" + ("" if len(row["rates"]) > 1 else " (only one)"),
             f"{row['seeds']}",
-            _error(row),
+            written_error(row),
             f"{VGG_ERRORS[row['optimiser'], row['init']]:g}" if (row["optimiser"], row["init"]) in VGG_ERRORS else "–",
         )
         for row in p["rows"]
@@ -60,8 +65,8 @@ def vgg(p: Payload) -> Section:
         "Test error 7.41 % against He's 24.65 % with Nesterov momentum, 9.51 % against 10.54 % with Adam; with He's "
         "weights more rates do not train at all, as 0.01 with Nesterov, and the first layer may wait for "
         "dozens of epochs.",
-        tuple(found),
-        f"{'Full size' if p['config']['scale'] == 'paper' else 'Shrunk'}: first stack {base['width']} wide (paper: "
+        tuple(found) or ("Not enough trials yet to compare.",),
+        f"{'Full size' if _full(base) else 'Shrunk'}: first stack {base['width']} wide (paper: "
         f"64), {base['epochs']} epochs (150), batches of {base['batch']} (128), {images['training']:,} images, "
         f"augmentation {'on' if base['augment'] else 'off'}; {done['trials']} of {done['planned']} trials done.",
         (
@@ -69,18 +74,29 @@ def vgg(p: Payload) -> Section:
             Grid("Validation error at the end, by rate", ("optimiser", "init", "rate", "error, %"), rates),
         ),
         (f"{name}.png", f"{name}_gradients.png"),
-        verdict=verdict((_better(ours, he) for _, ours, he in pairs), shrunk=p["config"]["scale"] != "paper"),
+        verdict=verdict(_parts(pairs), shrunk=not _full(base)),
     )
 
 
-def _better(ours: Mapping[str, Any], he: Mapping[str, Any]) -> bool:
-    if not ours["error"] or len(ours["learnt"]) < len(he["learnt"]):
-        return False
-    return not he["error"] or bool(ours["error"]["mean"] < he["error"]["mean"])
+def _parts(pairs: Sequence[tuple[str, Mapping[str, Any], Mapping[str, Any]]]) -> Iterator[bool]:
+    """Judge each part of the claim: two errors, the number of rates that learn, and the paper's example of one.
+
+    Nothing before both initialisations have been tried at the same rates with both optimisers.
+    """
+    if len(pairs) < len(TITLES) or any(set(ours["rates"]) != set(he["rates"]) for _, ours, he in pairs):
+        return
+    for _, ours, he in pairs:
+        yield bool(ours["error"]) and (not he["error"] or ours["error"]["mean"] < he["error"]["mean"])
+    yield sum(len(he["learnt"]) for *_, he in pairs) < sum(len(ours["learnt"]) for _, ours, _ in pairs)
+    for name, ours, he in pairs:
+        if name == "nesterov" and UNTRAINABLE in ours["rates"]:
+            yield UNTRAINABLE in ours["learnt"] and UNTRAINABLE not in he["learnt"]
 
 
-def _error(row: Mapping[str, Any]) -> str:
-    return percent(row["error"]) if row["error"] else "(diverged)"
+def _full(base: Mapping[str, Any]) -> bool:
+    """Return whether trials have the paper's size, whatever the plan was called."""
+    paper = Trial("adam", 1e-3, "paper", 0)
+    return all(base[name] == getattr(paper, name) for name in ("width", "epochs", "batch"))
 
 
 def _learnt(row: Mapping[str, Any]) -> str:

@@ -27,7 +27,7 @@ from unitvar.paper.training import Stage, Training, saved
 from unitvar.paper.vgg.figures import draw_convergence, draw_gradients
 from unitvar.paper.vgg.trial import INITS, Trial, run_trial
 
-__all__ = ["NAMES", "Vgg", "rates", "stages", "summarise"]
+__all__ = ["NAMES", "Vgg", "rates", "stages", "summarise", "written_error"]
 
 FIXED = {"nesterov": (1e-2, 1e-3, 1e-4), "adam": (1e-3, 1e-4, 1e-5)}
 NAMES = {"paper": "paper", "he": "He", "plan": "ours, plan", "measured": "ours, measured"}
@@ -180,7 +180,15 @@ def table(rows: Sequence[Mapping[str, Any]], title: str) -> Table:
             f"{len(row['learnt'])} of {len(row['rates'])}",
             f"{row['rate']:g}",
             f"{row['seeds']}",
-            Estimate(**row["error"]).percent() if row["error"] else "–",
+            written_error(row),
             end_section=ends,
         )
     return drawn
+
+
+def written_error(row: Mapping[str, Any], unit: str = "") -> str:
+    """Write the test error in percent, which is of those networks that came to an end, and how many did not."""
+    if not row["error"]:
+        return "(diverged)"
+    lost = f" ({row['diverged']} of {row['seeds']} diverged)" if row["diverged"] else ""
+    return Estimate(**row["error"]).percent() + unit + lost
