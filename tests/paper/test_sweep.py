@@ -132,6 +132,26 @@ def test_a_killed_sweep_resumes_and_loses_only_unfinished_trials(tmp_path: Path)
     assert len(log.read_text().split()) <= 6 + 1  # at most the one that was killed ran twice
 
 
+@pytest.mark.parametrize(
+    ("device", "workers", "expected"), [("cpu", None, 6), ("cpu", 3, 3), ("cuda", None, 1), ("cuda:1", 2, 2)]
+)
+def test_a_gpu_has_one_trial_at_a_time_unless_told_otherwise(
+    device: str, workers: int | None, expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = []
+
+    def processes(size: int) -> object:
+        sizes.append(size)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "cpu_count", lambda: 6)
+    monkeypatch.setattr("unitvar.paper.sweep.processes", processes)
+    configs = [Square(x, str(tmp_path / "log")) for x in range(9)]
+    with pytest.raises(KeyboardInterrupt):
+        sweep(square, configs, tmp_path, QUIET, label="squares", device=device, workers=workers)
+    assert sizes == [expected]
+
+
 def test_a_log_has_a_line_for_each_trial_with_the_time_to_go(tmp_path: Path) -> None:
     console = Console(file=io.StringIO(), width=80)
     configs = [Square(x, str(tmp_path / "log")) for x in range(3)]

@@ -94,7 +94,7 @@ def sweep(
         folder: where the results are and go.
         console: where to show what runs, what is left and the time to go.
         label: what to call the sweep there.
-        workers: trials at once; default: one for each core.
+        workers: trials at once; default: one for each core, or one alone on a GPU.
         ray: the address of a Ray cluster to run them on, such as "auto"; default: processes on this machine.
         device: what trials need a core of, or a GPU of the cluster if it is "cuda".
         settled: called with a trial when its result is on disk.
@@ -103,15 +103,16 @@ def sweep(
         For each config the saved record, with ``config`` and what the trial returned.
     """
     if workers is not None and workers < 1:
-        raise ValueError(f"workers={workers} is not 1 or more; leave it out for one on each core.")
+        raise ValueError(f"workers={workers} is not 1 or more; leave it out for one on each core, or one on a GPU.")
     finished(configs, folder)  # a file that cannot be read is better met now than after hours
     place = replica()
     missing = place.gather([not trial_path(folder, config).exists() for config in configs])[0]
     todo = deque(config for config, wanted in zip(configs, missing, strict=True) if wanted)
     if todo:
-        cores = min(workers or os.cpu_count() or 1, len(todo))
+        most = workers or (os.cpu_count() if device == "cpu" else 1) or 1  # a GPU may have room for one
+        size = min(most, len(todo))
         progress = Sweep(label, configs, done=len(configs) - len(todo))
-        pool = together() if place.count > 1 else ray_cluster(ray, workers, device) if ray else processes(cores)
+        pool = together() if place.count > 1 else ray_cluster(ray, workers, device) if ray else processes(size)
         with pool as running, progress.shown(console):
             progress.size = running.size
             for config, result in _results(running, trial, todo, progress):

@@ -43,7 +43,7 @@ class Training(ABC):
     """Folder that holds the data as their authors publish them; default: download them into the cache."""
 
     workers: int | None = None
-    """Trials at once; default: one for each core."""
+    """Trials at once; default: one for each core, or one alone on a GPU."""
 
     ray: str | None = None
     """Address of a Ray cluster to run the trials on, such as "auto"."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 from rich.console import Console
@@ -57,7 +57,7 @@ def plan(scale: str, seeds: int, others: int, **sizes: Any) -> list[Trial]:
     rows.sort(key=lambda trial: trial.dataset != "cifar10")
     numbers = {trial: seeds if trial.dataset == "cifar10" else others for trial in rows}
     return [
-        Trial(**{**asdict(trial), "seed": seed, "sensitivity": trial.dataset == "cifar10" and trial.keep == 0.8})
+        replace(trial, seed=seed, sensitivity=trial.dataset == "cifar10" and trial.keep == 0.8)
         for seed in range(max(numbers.values()))
         for trial in rows
         if seed < numbers[trial]

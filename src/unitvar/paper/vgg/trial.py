@@ -162,6 +162,7 @@ def run_trial(
         checkpoint=checkpoint,
         compiled=compiled,
     )
+    lap()
     return {
         "curve": {"training": record.rounded(curve.training), "gradient": record.rounded(notes["gradient"])},
         "validation": [record.finite(found) for found in notes["validation"]],
