@@ -32,13 +32,15 @@ def save(drawn: Figure, path: Path) -> Path:
 
 
 def log_losses(ax: Axes) -> Axes:
-    """Make the vertical axis logarithmic, with plain numbers at 1, 2 and 5: losses seldom span a decade."""
+    """Make the vertical axis logarithmic; over few decades, with plain numbers at 1, 2 and 5 between the powers."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
     ax.set_yscale("log")
-    ax.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-    ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    ax.yaxis.set_minor_locator(NullLocator())
+    low, high = ax.get_ylim()
+    if high / low < 1000:
+        ax.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        ax.yaxis.set_minor_locator(NullLocator())
     return ax
 
 
