@@ -34,3 +34,15 @@ def test_mlp_has_a_batchnorm_and_a_dropout_a_layer() -> None:
     assert sum(isinstance(m, nn.BatchNorm1d) for m in model) == 3
     assert sum(isinstance(m, nn.Dropout) for m in model) == 3
     assert model(torch.randn(5, 1, 8, 8)).shape == (5, 10)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("p", [0.2, 0.5, 0.7])
+def test_our_dropout_drops_as_often_as_it_says_in_any_precision(dtype: torch.dtype, p: float) -> None:
+    torch.manual_seed(0)
+    n = 400_000
+    out = models.Dropout(p)(torch.ones(n, dtype=dtype))
+    assert out.dtype == dtype
+    kept = (out != 0).double().mean().item()
+    assert abs(kept - (1 - p)) < 5 * (p * (1 - p) / n) ** 0.5
+    assert out.max().item() == pytest.approx(1 / (1 - p), rel=torch.finfo(dtype).eps)
