@@ -13,7 +13,6 @@ import argparse
 import functools
 import statistics
 import tempfile
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -111,24 +110,21 @@ def steps(rounds: int, images: int) -> list[dict[str, object]]:
     return rows
 
 
-def workers(epochs: int) -> list[dict[str, object]]:
+def workers(rounds: int, epochs: int) -> list[dict[str, object]]:
     """Time eight trials on one worker and on two, their start included."""
     base = Trial("digits", "relu", 0.5, "paper", 1e-3, 0, inputs="standardised", epochs=epochs, held_out=200, width=256)
     trials = [replace(base, seed=seed) for seed in range(8)]
-    seconds = {}
-    for count in (1, 2):
+
+    def swept(count: int) -> None:
         with tempfile.TemporaryDirectory() as folder:
-            start = time.perf_counter()
             sweep(run_trial, trials, Path(folder), Console(quiet=True), label="workers", workers=count)
-            seconds[count] = time.perf_counter() - start
-    return [
-        {
-            "1 worker, s": seconds[1],
-            "2 workers, s": seconds[2],
-            "speed-up": seconds[1] / seconds[2],
-            "at least": SPEEDUP,
-        }
-    ]
+
+    runs = {f"{count}": functools.partial(swept, count) for count in (1, 2)}
+    times = interleave(runs, repeats=rounds, label="sweep")
+    found = ratio(times, "1", "2")
+    seconds = {f"{count} workers, s": statistics.median(own) for count, own in times.items()}
+    quartiles = {"quartile 1": found["quartile_1"], "quartile 3": found["quartile_3"]}
+    return [{**seconds, "speed-up": found["median"], "at least": SPEEDUP, **quartiles}]
 
 
 if __name__ == "__main__":
@@ -137,7 +133,7 @@ if __name__ == "__main__":
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     found = {"steps": steps(*(2, 640) if arguments.quick else (31, 6400))}
-    found["workers"] = workers(2 if arguments.quick else 150)
+    found["workers"] = workers(*(2, 2) if arguments.quick else (5, 100))
     show("An epoch of a trial against other loops", found["steps"])
     show("A sweep of 8 trials", found["workers"])
     if not arguments.quick:
