@@ -11,6 +11,7 @@ from unitvar.paper.densenet.summary import sensitivity_rows
 from unitvar.paper.densenet.summary import summarise as summarise_densenets
 from unitvar.paper.findings.densenet import densenet
 from unitvar.paper.findings.section import verdict
+from unitvar.paper.findings.trained import mnist
 from unitvar.paper.findings.vgg import vgg
 from unitvar.paper.vgg.experiment import summarise as summarise_vggs
 from unitvar.paper.vgg.experiment import written_error
@@ -129,3 +130,37 @@ def test_densenets_are_judged_by_the_papers_arm(gain: float, expected: str) -> N
     assert printed["at the end", "variance only"] == "5.38"
     assert printed["at the end", "dropout on"] == "–"
     assert section.tables[1].rows == (("1", "50.00 ± 0.00", "0.00 ± 0.00"),)
+
+
+def mnist_row(keep: float, init: str, error: float, epochs: float | None) -> dict[str, Any]:
+    reached = None if epochs is None else {"mean": epochs, "half_width": None}
+    measured = {"error": {"mean": error, "half_width": None}, "epochs_to_target": reached, "target": 0.2}
+    tuned_row = {"rate": 1e-3, "rates": 3, "seeds": 1}
+    return {"activation": "relu", "keep": keep, "init": init, "inputs": "raw", **tuned_row, **measured}
+
+
+def mnist_payload(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    base = {"hidden": 7, "width": 256, "batch": 64, "held_out": 5000}
+    done = {"trials": len(rows), "planned": 288}
+    return {"experiment": "mnist", "config": {"scale": "paper", "base": base}, "done": done, "rows": rows}
+
+
+def test_mnist_counts_where_the_papers_weights_win_with_dropout() -> None:
+    rows = [
+        mnist_row(1.0, "paper", 0.03, 2.0),
+        mnist_row(1.0, "he", 0.02, 1.0),  # without dropout nothing is claimed
+        mnist_row(0.5, "paper", 0.03, 4.0),
+        mnist_row(0.5, "xavier", 0.035, 3.0),
+        mnist_row(0.5, "he", 0.04, None),
+        mnist_row(0.3, "paper", 0.5, None),
+        mnist_row(0.3, "xavier", 0.4, None),
+        mnist_row(0.3, "he", 0.8, None),
+    ]
+    section = mnist(mnist_payload(rows))
+    assert "in 3 of 4 comparisons" in section.found[0]
+    assert "sooner in 1 of the 2 where either reaches it" in section.found[0]
+    assert section.found[1] == "Their largest gain: relu at keep rate 0.3, 50.00 % against He's 80.00 %."
+    assert section.found[2] == "Their largest loss: relu at keep rate 0.3, 50.00 % against Xavier's 40.00 %."
+    assert section.verdict == "partly"
+    assert section.tables[0].rows[1] == ("relu", "0.5", "3.00 (4.0)", "3.50 (3.0)", "4.00 (never)")
+    assert mnist(mnist_payload(rows[2:3])).found == ("Not enough trials yet to compare.",)

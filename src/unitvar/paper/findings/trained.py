@@ -16,18 +16,18 @@ __all__ = ["digits", "mnist"]
 def mnist(p: Payload) -> Section:
     """Figure 2."""
     raw = [row for row in p["rows"] if row["inputs"] == "raw"]
-    found = [_panel(own) for own in _panels(raw) if len(own) > 1]
+    found = _sentences(raw)
     done, base = p["done"], p["config"]["base"]
     scale = "Full size" if p["config"]["scale"] == "paper" else "Small size"
-    grids = [_comparison("Raw pixels, as released", raw)]
+    grids = [_matrix("raw pixels, as released", raw), _comparison("Raw pixels, as released", raw)]
     standardised = [row for row in p["rows"] if row["inputs"] != "raw"]
     if standardised:
-        grids.append(_comparison("Standardised pixels", standardised))
+        grids += [_matrix("standardised pixels", standardised), _comparison("Standardised pixels", standardised)]
     return Section(
         "Figure 2: MNIST",
         "“Faster convergence at a dropout keep rate of 0.5 for activations like the ReLU and great gains when the "
         "dropout keep rate decreases further.”",
-        tuple(found) or ("Not enough trials yet to compare.",),
+        tuple(found),
         f"{scale}: {base['hidden'] + 1} layers of {base['width']}, batch {base['batch']}, Adam, {base['held_out']:,} "
         f"images held out; {done['trials']} of {done['planned']} trials done. Errors are at the best validation loss.",
         tuple(grids),
@@ -38,7 +38,7 @@ def mnist(p: Payload) -> Section:
 
 def digits(p: Payload) -> Section:
     """Digits."""
-    found = [_panel(own) for own in _panels(p["rows"])]
+    found = _sentences(p["rows"])
     claims = {(row["init"], row["batchnorm"]): row for row in p["claims"]}
 
     def difference(init: str, batchnorm: bool) -> str:
@@ -68,6 +68,7 @@ def digits(p: Payload) -> Section:
         f"8x8 digits: 800 to train on, {base['held_out']} to tune on, 797 to test on; {base['hidden'] + 1} layers of "
         f"{base['width']}, {base['epochs']} epochs, {p['config']['seeds']} seeds, 95 % intervals.",
         (
+            _matrix("each initialisation at its tuned rate", p["rows"]),
             _comparison("Each initialisation at its tuned rate", p["rows"]),
             Grid(
                 f"ReLU, keep {base['keep']:g}, rate {base['rate']:g}, paired over seeds",
@@ -105,16 +106,21 @@ def _panels(rows: Sequence[Mapping[str, Any]]) -> Iterator[list[Mapping[str, Any
             yield own
 
 
-def _faster(rows: Sequence[Mapping[str, Any]], *, shrunk: bool) -> str:
-    """Judge whether the paper's weights beat Xavier's and He's in every panel with dropout, by error and by speed."""
-    parts = []
+def _pairs(rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any]]]:
+    """Give the paper's weights and Xavier's or He's in each panel with dropout."""
     for own in _panels([row for row in rows if row["keep"] < 1]):
         by = {row["init"]: row for row in own}
-        for other in ("xavier", "he"):
-            if {"paper", other} <= by.keys():
-                soon, late = (_when(by[init]) for init in ("paper", other))
-                parts.append(by["paper"]["error"]["mean"] < by[other]["error"]["mean"] and soon <= late)
-    return verdict(parts, shrunk=shrunk)
+        yield from ((by["paper"], by[other]) for other in ("xavier", "he") if {"paper", other} <= by.keys())
+
+
+def _faster(rows: Sequence[Mapping[str, Any]], *, shrunk: bool) -> str:
+    """Judge whether the paper's weights beat Xavier's and He's in every panel with dropout, by error and by speed."""
+    parts = [_lower(paper, other) and _when(paper) <= _when(other) for paper, other in _pairs(rows)]
+    return verdict(parts, shrunk=shrunk) if parts else ""
+
+
+def _lower(row: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    return bool(row["error"]["mean"] < other["error"]["mean"])
 
 
 def _when(row: Mapping[str, Any]) -> float:
@@ -122,16 +128,47 @@ def _when(row: Mapping[str, Any]) -> float:
     return float(epochs["mean"]) if epochs else float("inf")
 
 
-def _panel(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Say what a panel shows: each initialisation's error and how soon it got there."""
-    parts = []
-    for row in sorted((row for row in rows if row["init"] != "paper-half"), key=lambda row: row["error"]["mean"]):
-        epochs = row["epochs_to_target"]
-        soon = f"{epochs['mean']:.1f} epochs" if epochs else "never"
-        parts.append(f"{NAMES[row['init']]} {percent(row['error'])} % ({soon})")
-    target = rows[0]["target"]
-    head = f"{rows[0]['activation']}, keep {rows[0]['keep']:g}"
-    return f"{head}: test error (and when the validation loss reached {target:g}): {', '.join(parts)}."
+def _sentences(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Count where the paper's weights win with dropout, and name the largest gain and the largest loss in error."""
+    pairs = list(_pairs(rows))
+    if not pairs:
+        return ["Not enough trials yet to compare."]
+    lower = sum(_lower(paper, other) for paper, other in pairs)
+    sooner = sum(_when(paper) < _when(other) for paper, other in pairs)
+    reached = sum(_when(paper) < float("inf") or _when(other) < float("inf") for paper, other in pairs)
+    found = [
+        f"With dropout, the paper's weights end at a lower test error than Xavier's or He's in {lower} of {len(pairs)} "
+        f"comparisons, and reach a validation loss of {rows[0]['target']:g} sooner in {sooner} of the {reached} where "
+        "either reaches it."
+    ]
+    ranked = sorted(pairs, key=lambda pair: pair[1]["error"]["mean"] - pair[0]["error"]["mean"])
+    found.append(f"Their largest gain: {_told(*ranked[-1])}.")
+    if not _lower(*ranked[0]):
+        found.append(f"Their largest loss: {_told(*ranked[0])}.")
+    return found
+
+
+def _told(paper: Mapping[str, Any], other: Mapping[str, Any]) -> str:
+    head = f"{paper['activation']} at keep rate {paper['keep']:g}"
+    return f"{head}, {percent(paper['error'])} % against {NAMES[other['init']]}'s {percent(other['error'])} %"
+
+
+def _matrix(caption: str, rows: Sequence[Mapping[str, Any]]) -> Grid:
+    """Lay out errors and epochs, a row for each panel and a column for each initialisation."""
+    inits = [init for init in NAMES if any(row["init"] == init for row in rows)]
+    cells = []
+    for own in _panels(rows):
+        by = {row["init"]: row for row in own}
+        head = own[0]["activation"], f"{own[0]['keep']:g}"
+        cells.append((*head, *(_cell(by[init]) if init in by else "–" for init in inits)))
+    target = rows[0]["target"] if rows else 0.0
+    heads = ("activation", "keep", *(NAMES[init] for init in inits))
+    return Grid(f"Test error, % (epochs to a validation loss of {target:g}): {caption}", heads, tuple(cells))
+
+
+def _cell(row: Mapping[str, Any]) -> str:
+    epochs = row["epochs_to_target"]
+    return f"{percent(row['error'])} ({epochs['mean']:.1f})" if epochs else f"{percent(row['error'])} (never)"
 
 
 def _comparison(caption: str, rows: Sequence[Mapping[str, Any]]) -> Grid:
