@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Literal
 from rich.console import Console
 
 from unitvar.paper import comparison, record
-from unitvar.paper.comparison import grid, repeats
+from unitvar.paper.comparison import grid, repeats, tuned
 from unitvar.paper.mlp import Trial, run_trial
 from unitvar.paper.training import Stage, Training
 
@@ -41,20 +41,26 @@ def stages(base: Trial, scale: str, seeds: int, done: Callable[[list[Trial]], li
     yield "the paper's grid", grid(base, activations=ACTIVATIONS, keeps=KEEPS, inits=RELEASED, rates=RATES)
     # The lowest rate has never been the best so far: what needs it only for completeness comes last.
     likely, rest = RATES[:2], RATES[2:]
-    standardised = replace(base, inputs="standardised")
 
     def corrected(rates: tuple[float, ...]) -> list[Trial]:
         return grid(base, activations=ACTIVATIONS, keeps=KEEPS, inits=CORRECTED, rates=rates)
 
     def other_inputs(rates: tuple[float, ...]) -> list[Trial]:
-        return grid(standardised, activations=("relu",), keeps=KEEPS, inits=inits, rates=rates)
+        return grid(replace(base, inputs="standardised"), activations=("relu",), keeps=KEEPS, inits=inits, rates=rates)
+
+    def more_seeds(own: tuple[str, ...]) -> list[Trial]:
+        once = done(grid(base, activations=("relu", "tanh"), keeps=KEEPS, inits=own, rates=RATES))
+        return repeats(once, range(1, seeds))
 
     yield "corrected rules", corrected(likely)
-    once = done(grid(base, activations=("relu", "tanh"), keeps=KEEPS, inits=inits, rates=RATES))
-    yield "more seeds", repeats(once, range(1, seeds))
-    yield "standardised inputs", other_inputs(likely)
+    yield "more seeds", more_seeds(RELEASED)
+    raw = done(grid(base, activations=("relu",), keeps=KEEPS, inits=inits, rates=RATES))
+    standardised = [replace(Trial(**best["config"]), inputs="standardised") for best in tuned(raw)]
+    yield "standardised inputs", standardised
+    yield "more seeds, corrected", more_seeds(CORRECTED)
+    yield "standardised inputs, tuned", [trial for trial in other_inputs(likely) if trial not in standardised]
     yield "the first layer's factor", [replace(base, init="paper-half", keep=keep) for keep in KEEPS]
-    yield "the lowest rate", corrected(rest) + other_inputs(rest)
+    yield "the lowest rate", corrected(rest) + [trial for trial in other_inputs(rest) if trial not in standardised]
 
 
 @dataclass(frozen=True)
