@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from unitvar.paper.sweep import Sweep, TrialError, sweep, trial_path
+from unitvar.paper.sweep import Sweep, TrialError, checkpoint_path, forget_checkpoint, sweep, trial_path
 
 QUIET = Console(quiet=True)
 
@@ -41,11 +41,26 @@ def square(config: Square) -> dict[str, object]:
 def test_results_come_in_order_and_are_not_computed_twice(tmp_path: Path) -> None:
     configs = [Square(x, str(tmp_path / "log")) for x in range(5)]
     first = sweep(square, configs[:3], tmp_path / "trials", QUIET, label="squares", workers=2)
-    both = sweep(square, configs[::-1], tmp_path / "trials", QUIET, label="squares", workers=2)
+    both = sweep(square, configs[::-1], tmp_path / "trials", QUIET, label="squares", workers=2, ran={"device": "toy"})
     assert [r["y"] for r in first] == [0, 1, 4]
     assert [r["y"] for r in both] == [16, 9, 4, 1, 0]
     assert sorted((tmp_path / "log").read_text().split()) == list("01234")
     assert {"config", "environment", "y"} <= both[0].keys()
+    assert [r["environment"].get("device") for r in both] == ["toy", "toy", None, None, None]  # as each was run
+
+
+def test_a_settled_trial_leaves_no_checkpoint_and_no_part_of_one(tmp_path: Path) -> None:
+    done, other = (Square(x, str(tmp_path / "log")) for x in (1, 2))
+    for config in (done, other):
+        path = checkpoint_path(tmp_path, config)
+        path.parent.mkdir(exist_ok=True)
+        path.touch()
+        path.with_name(path.name + "abc.partial").touch()  # as a kill in the middle of a save leaves it
+    name = trial_path(tmp_path, other).stem
+    kept = {path for path in (tmp_path / "checkpoints").iterdir() if path.name.startswith(name)}
+    forget_checkpoint(tmp_path, done)
+    assert set((tmp_path / "checkpoints").iterdir()) == kept
+    assert len(kept) == 2
 
 
 def test_a_trial_that_fails_is_named_and_all_others_run_and_are_kept(tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ class Images:
 
 
 def digits(seed: int) -> tuple[Images, Images]:
-    """Return the 8x8 digits that scikit-learn embeds, 1,000 to train on and 797 to test on, split by seed."""
+    """Return the 8x8 digits that scikit-learn embeds, 1,000 to train on and 797 to test on by seed, standardised."""
     from sklearn.datasets import load_digits
 
     loaded = load_digits()

@@ -30,6 +30,8 @@ class Trial:
     rate: float
     seed: int
     inputs: str = "raw"
+    """``raw``, as the data come, or ``standardised`` by what is left to train on."""
+
     epochs: int = 25
     batch: int = 64
     held_out: int = 5000

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
@@ -55,8 +56,10 @@ def checkpoint_path(out: Path, config: Any) -> Path:
 
 
 def forget_checkpoint(out: Path, config: Any) -> None:
-    """Delete the checkpoint of a trial whose result is on disk."""
-    checkpoint_path(out, config).unlink(missing_ok=True)
+    """Delete the checkpoint of a trial whose result is on disk, and what a process killed while it wrote one left."""
+    path = checkpoint_path(out, config)
+    for leftover in (path, *path.parent.glob(f"{path.name}*.partial")):
+        leftover.unlink(missing_ok=True)
 
 
 def forget_checkpoints(out: Path) -> None:
@@ -82,6 +85,7 @@ def sweep(
     ray: str | None = None,
     device: str = "cpu",
     settled: Callable[[Config], object] = lambda config: None,
+    ran: Mapping[str, object] | None = None,
 ) -> list[dict[str, Any]]:
     """Run every trial that has no result yet, each on one thread, and return all results in order.
 
@@ -98,6 +102,7 @@ def sweep(
         ray: the address of a Ray cluster to run them on, such as "auto"; default: processes on this machine.
         device: what trials need a core of, or a GPU of the cluster if it is "cuda".
         settled: called with a trial when its result is on disk.
+        ran: what to note of how the trials ran, beside versions and hardware.
 
     Returns:
         For each config the saved record, with ``config`` and what the trial returned.
@@ -115,7 +120,7 @@ def sweep(
         pool = together() if place.count > 1 else ray_cluster(ray, workers, device) if ray else processes(size)
         with pool as running, progress.shown(console):
             progress.size = running.size
-            for config, result in _results(running, trial, todo, progress):
+            for config, result in _results(running, functools.partial(_measure, trial, ran or {}), todo, progress):
                 if place.first:
                     record.save(trial_path(folder, config), result)
                     settled(config)
@@ -123,13 +128,13 @@ def sweep(
     return finished(configs, folder)
 
 
-def _results(pool: Pool, trial: Callable[..., Any], todo: deque[Any], progress: Sweep) -> Iterator[tuple[Any, Any]]:
+def _results(pool: Pool, measure: Callable[..., Any], todo: deque[Any], progress: Sweep) -> Iterator[tuple[Any, Any]]:
     """Give each trial and its result, as they come; raise for those that failed when the others are done."""
     failed: list[tuple[Any, Exception]] = []
     while todo or progress.running:
         while todo and len(progress.running) < pool.size:
             config = todo.popleft()
-            progress.running[pool.submit(_measure, trial, config)] = config, time.monotonic()
+            progress.running[pool.submit(measure, config)] = config, time.monotonic()
         for handle in pool.wait(list(progress.running), seconds=1.0):
             config, _ = progress.running[handle]
             try:
@@ -161,9 +166,9 @@ def _told(failed: Sequence[tuple[Any, Exception]], total: int) -> TrialError:
     )
 
 
-def _measure(trial: Callable[[Any], Mapping[str, object]], config: Any) -> dict[str, object]:
-    """Run a trial where it was sent, and note what ran it."""
-    return {"config": asdict(config), **trial(config), "environment": record.environment()}
+def _measure(trial: Callable[[Any], Mapping[str, object]], ran: Mapping[str, object], config: Any) -> dict[str, object]:
+    """Run a trial where it was sent, and note what ran it, and how."""
+    return {"config": asdict(config), **trial(config), "environment": {**record.environment(), **ran}}
 
 
 class Sweep:

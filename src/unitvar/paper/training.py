@@ -83,13 +83,14 @@ class Training(ABC):
             trial = functools.partial(self.runner(), data_dir=folder, device=self.device, compiled=self.compiled)
             where = {"workers": self.workers, "ray": self.ray, "device": self.device}
             settled = functools.partial(forget_checkpoint, self.out)
+            ran = {"device": self.device, "compiled": self.compiled}
             for label, trials in self.stages():
                 if self.ray is None:  # else the nodes of the cluster have device and data
                     check_device(self.device)
                     with replica().in_turn():  # so that one downloads, and the next finds it
                         data.check(self.datasets(trials), self.data_dir, console)
                 label = f"{self.title}, {label}"
-                sweep(trial, trials, self.folder, console, label=label, settled=settled, **where)  # type: ignore[arg-type]
+                sweep(trial, trials, self.folder, console, label=label, settled=settled, ran=ran, **where)  # type: ignore[arg-type]
             forget_checkpoints(self.out)
         planned = [trial for _, trials in self.stages() for trial in trials]
         records = self.done(planned)
