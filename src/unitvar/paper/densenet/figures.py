@@ -34,6 +34,7 @@ def draw_sensitivity(rows: Mapping[str, Sequence[Mapping[str, Any]]], path: Path
         )
         ax.axhline(trained, color=draw.COLOURS[1], linestyle="--", label="as trained")
         ax.set_xscale("log", base=2)
+        ax.xaxis.set_major_formatter("{x:g}")
         ax.set_xlabel(label)
         ax.spines[["top", "right"]].set_visible(False)
     axes[0].set_ylabel("test error, %")

@@ -7,8 +7,8 @@ from typing import Any
 
 from unitvar.paper.findings.section import Grid, Payload, Section, verdict
 from unitvar.paper.values import VGG_ERRORS
-from unitvar.paper.vgg.experiment import NAMES, written_error
-from unitvar.paper.vgg.trial import Trial
+from unitvar.paper.vgg.experiment import written_error
+from unitvar.paper.vgg.trial import NAMES, Trial
 
 __all__ = ["vgg"]
 

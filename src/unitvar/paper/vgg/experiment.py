@@ -25,12 +25,11 @@ from unitvar.paper import record
 from unitvar.paper.statistics import Estimate, estimate
 from unitvar.paper.training import Stage, Training, saved
 from unitvar.paper.vgg.figures import draw_convergence, draw_gradients
-from unitvar.paper.vgg.trial import INITS, Trial, run_trial
+from unitvar.paper.vgg.trial import INITS, NAMES, Trial, run_trial
 
-__all__ = ["NAMES", "Vgg", "rates", "stages", "summarise", "written_error"]
+__all__ = ["Vgg", "rates", "stages", "summarise", "written_error"]
 
 FIXED = {"nesterov": (1e-2, 1e-3, 1e-4), "adam": (1e-3, 1e-4, 1e-5)}
-NAMES = {"paper": "paper", "he": "He", "plan": "ours, plan", "measured": "ours, measured"}
 SIZES: dict[str, dict[str, Any]] = {"small": {"width": 16, "epochs": 15, "batch": 64}, "paper": {}}
 LEARNT = 0.8  # validation error; chance is 0.9
 

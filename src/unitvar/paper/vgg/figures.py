@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from unitvar.paper import draw
-from unitvar.paper.vgg.trial import INITS, POINTS
+from unitvar.paper.vgg.trial import INITS, NAMES, POINTS
 
 __all__ = ["draw_convergence", "draw_gradients"]
 
@@ -21,11 +21,10 @@ def draw_convergence(rows: Sequence[Mapping[str, Any]], path: Path) -> Path:
         for row in own:
             colour = draw.COLOURS[INITS.index(row["init"])]
             training, test = row["curve"]["training"], row["curve"]["test"]
-            label = f"{row['init']}, {row['rate']:g}"
-            ax.plot(_epochs(training, POINTS), _numbers(training), color=colour, linewidth=1.2, label=label)
+            ax.plot(_epochs(training, POINTS), _numbers(training), color=colour, linewidth=1.2, label=_label(row))
             ax.plot(_epochs(test, 1), _numbers(test), color=colour, linewidth=1.2, alpha=0.35)
         ax.set_ylabel("log loss")
-        ax.legend(frameon=False, fontsize="small", title="init, rate", title_fontsize="small")
+        ax.legend(frameon=False, fontsize="small", title="training (faint: test), rate", title_fontsize="small")
     return draw.save(figure, path)
 
 
@@ -40,7 +39,7 @@ def draw_gradients(rows: Sequence[Mapping[str, Any]], path: Path) -> Path:
             whole = [gradient[i : i + POINTS] for i in range(0, len(gradient), POINTS)]
             means = [sum(part) / len(part) for part in whole]
             centres = [i + len(part) / 2 / POINTS for i, part in enumerate(whole)]
-            ax.plot(centres, means, color=colour, linewidth=1.4, label=f"{row['init']}, {row['rate']:g}")
+            ax.plot(centres, means, color=colour, linewidth=1.4, label=_label(row))
         ax.set_yscale("log")
         ax.set_ylabel("gradient of the first layer, RMS")
         ax.legend(frameon=False, fontsize="small", title="init, rate", title_fontsize="small")
@@ -57,6 +56,10 @@ def _panels(rows: Sequence[Mapping[str, Any]]) -> tuple[Any, list[tuple[Any, lis
         ax.spines[["top", "right"]].set_visible(False)
     own = [[row for row in rows if row["optimiser"] == name] for name in optimisers]
     return figure, list(zip(axes, own, strict=True))
+
+
+def _label(row: Mapping[str, Any]) -> str:
+    return f"{NAMES[row['init']]}, {row['rate']:g}"
 
 
 def _epochs(values: Sequence[Any], points: int) -> list[float]:

@@ -17,9 +17,10 @@ from unitvar.paper.schedule import Schedule
 from unitvar.paper.train import evaluate, seeded, train
 from unitvar.paper.training import laps
 
-__all__ = ["INITS", "POINTS", "Trial", "initialise_", "run_trial"]
+__all__ = ["INITS", "NAMES", "POINTS", "Trial", "initialise_", "run_trial"]
 
-INITS = ("paper", "he", "plan", "measured")
+NAMES = {"paper": "paper", "he": "He", "plan": "ours, plan", "measured": "ours, measured"}
+INITS = tuple(NAMES)
 POINTS = 9  # of the training loss and of the gradient, in an epoch
 
 
