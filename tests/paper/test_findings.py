@@ -170,3 +170,17 @@ def test_mnist_counts_where_the_papers_weights_win_with_dropout() -> None:
     assert section.verdict == "partly"
     assert section.tables[0].rows[1] == ("relu", "0.5", "3.00 (4.0)", "3.50 (3.0)", "4.00 (never)")
     assert mnist(mnist_payload(rows[2:3])).found == ("Not enough trials yet to compare.",)
+
+
+def test_mnist_says_what_the_corrected_rules_and_the_first_layer_do() -> None:
+    errors = {1.0: (0.02, 0.019, 0.021), 0.5: (0.03, 0.035, 0.03), 0.3: (0.5, 0.4, 0.45)}
+    rows = [
+        mnist_row(keep, init, error, None)
+        for keep, own in errors.items()
+        for init, error in zip(("paper", "forward", "paper-half"), own, strict=True)
+    ]
+    found = mnist(mnist_payload(rows)).found
+    assert found[-2].endswith("than the paper's in 1 of 2 panels with dropout and 1 of 1 panels without.")
+    assert "2.00 and 2.10 % at keep rate 1, 3.00 and 3.00 % at keep rate 0.5" in found[-1]
+    standardised = [{**row, "inputs": "standardised"} for row in rows]
+    assert mnist(mnist_payload(rows + standardised)).found[-1].startswith("The corrected rule “ours, forward”")

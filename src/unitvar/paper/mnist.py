@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Literal
 from rich.console import Console
 
 from unitvar.paper import comparison, record
-from unitvar.paper.comparison import grid, repeats, tuned
+from unitvar.paper.comparison import grid, tuned
 from unitvar.paper.mlp import Trial, run_trial
 from unitvar.paper.training import Stage, Training
 
@@ -48,18 +48,20 @@ def stages(base: Trial, scale: str, seeds: int, done: Callable[[list[Trial]], li
     def other_inputs(rates: tuple[float, ...]) -> list[Trial]:
         return grid(replace(base, inputs="standardised"), activations=("relu",), keeps=KEEPS, inits=inits, rates=rates)
 
+    def best(activations: tuple[str, ...], own: tuple[str, ...]) -> list[Trial]:
+        records = done(grid(base, activations=activations, keeps=KEEPS, inits=own, rates=RATES))
+        return [Trial(**r["config"]) for r in tuned(records)]
+
     def more_seeds(own: tuple[str, ...]) -> list[Trial]:
-        once = done(grid(base, activations=("relu", "tanh"), keeps=KEEPS, inits=own, rates=RATES))
-        return repeats(once, range(1, seeds))
+        return [replace(trial, seed=seed) for seed in range(1, seeds) for trial in best(("relu", "tanh"), own)]
 
     yield "corrected rules", corrected(likely)
+    yield "the first layer's factor", [replace(trial, init="paper-half") for trial in best(("relu",), ("paper",))]
     yield "more seeds", more_seeds(RELEASED)
-    raw = done(grid(base, activations=("relu",), keeps=KEEPS, inits=inits, rates=RATES))
-    standardised = [replace(Trial(**best["config"]), inputs="standardised") for best in tuned(raw)]
+    standardised = [replace(trial, inputs="standardised") for trial in best(("relu",), inits)]
     yield "standardised inputs", standardised
     yield "more seeds, corrected", more_seeds(CORRECTED)
     yield "standardised inputs, tuned", [trial for trial in other_inputs(likely) if trial not in standardised]
-    yield "the first layer's factor", [replace(base, init="paper-half", keep=keep) for keep in KEEPS]
     yield "the lowest rate", corrected(rest) + [trial for trial in other_inputs(rest) if trial not in standardised]
 
 

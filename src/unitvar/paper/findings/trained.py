@@ -16,12 +16,13 @@ __all__ = ["digits", "mnist"]
 def mnist(p: Payload) -> Section:
     """Figure 2."""
     raw = [row for row in p["rows"] if row["inputs"] == "raw"]
-    found = _sentences(raw)
+    found = [*_sentences(raw), *_corrected(raw), *_first_layer(raw)]
     done, base = p["done"], p["config"]["base"]
     scale = "Full size" if p["config"]["scale"] == "paper" else "Small size"
     grids = [_matrix("raw pixels, as released", raw), _comparison("Raw pixels, as released", raw)]
     standardised = [row for row in p["rows"] if row["inputs"] != "raw"]
     if standardised:
+        found += [f"On standardised pixels: {_sentences(standardised)[0]}", *_corrected(standardised)]
         grids += [_matrix("standardised pixels", standardised), _comparison("Standardised pixels", standardised)]
     return Section(
         "Figure 2: MNIST",
@@ -146,6 +147,35 @@ def _sentences(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     if not _lower(*ranked[0]):
         found.append(f"Their largest loss: {_told(*ranked[0])}.")
     return found
+
+
+def _corrected(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Count where the corrected rules beat the paper's weights, with dropout and without."""
+    for init in ("forward", "mean"):
+        pairs = [
+            (by[init], by["paper"])
+            for by in ({row["init"]: row for row in own} for own in _panels(rows))
+            if {init, "paper"} <= by.keys()
+        ]
+        counts = []
+        for label, wanted in (("with dropout", True), ("without", False)):
+            own = [_lower(ours, paper) for ours, paper in pairs if (ours["keep"] < 1) == wanted]
+            counts += [f"{sum(own)} of {len(own)} panels {label}"] if own else []
+        if counts:
+            yield f"The corrected rule “{NAMES[init]}” has a lower error than the paper's in {' and '.join(counts)}."
+
+
+def _first_layer(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Say what halving the first layer's factor does."""
+    both = [{row["init"]: row for row in own} for own in _panels(rows)]
+    said = [
+        f"{percent(by['paper']['error'])} and {percent(by['paper-half']['error'])} % at keep rate "
+        f"{by['paper']['keep']:g}"
+        for by in both
+        if {"paper", "paper-half"} <= by.keys()
+    ]
+    if said:
+        yield f"The first layer's factor 1 and 0.5, “miniscule”: {', '.join(said)}."
 
 
 def _told(paper: Mapping[str, Any], other: Mapping[str, Any]) -> str:
