@@ -38,15 +38,12 @@ def stages(base: Trial, scale: str, seeds: int, done: Callable[[list[Trial]], li
     if scale == "small":
         yield "ReLU", grid(base, activations=("relu",), keeps=(0.5, 0.3), inits=inits, rates=RATES[:1])
         return
-    yield "the paper's grid", grid(base, activations=ACTIVATIONS, keeps=KEEPS, inits=RELEASED, rates=RATES)
-    # The lowest rate has never been the best so far: what needs it only for completeness comes last.
-    likely, rest = RATES[:2], RATES[2:]
+    planned: set[Trial] = set()
 
-    def corrected(rates: tuple[float, ...]) -> list[Trial]:
-        return grid(base, activations=ACTIVATIONS, keeps=KEEPS, inits=CORRECTED, rates=rates)
-
-    def other_inputs(rates: tuple[float, ...]) -> list[Trial]:
-        return grid(replace(base, inputs="standardised"), activations=("relu",), keeps=KEEPS, inits=inits, rates=rates)
+    def new(label: str, trials: list[Trial]) -> Stage:
+        fresh = [trial for trial in trials if trial not in planned]
+        planned.update(fresh)
+        return label, fresh
 
     def best(activations: tuple[str, ...], own: tuple[str, ...]) -> list[Trial]:
         records = done(grid(base, activations=activations, keeps=KEEPS, inits=own, rates=RATES))
@@ -55,14 +52,22 @@ def stages(base: Trial, scale: str, seeds: int, done: Callable[[list[Trial]], li
     def more_seeds(own: tuple[str, ...]) -> list[Trial]:
         return [replace(trial, seed=seed) for seed in range(1, seeds) for trial in best(("relu", "tanh"), own)]
 
-    yield "corrected rules", corrected(likely)
-    yield "the first layer's factor", [replace(trial, init="paper-half") for trial in best(("relu",), ("paper",))]
-    yield "more seeds", more_seeds(RELEASED)
-    standardised = [replace(trial, inputs="standardised") for trial in best(("relu",), inits)]
-    yield "standardised inputs", standardised
-    yield "more seeds, corrected", more_seeds(CORRECTED)
-    yield "standardised inputs, tuned", [trial for trial in other_inputs(likely) if trial not in standardised]
-    yield "the lowest rate", corrected(rest) + [trial for trial in other_inputs(rest) if trial not in standardised]
+    def others(rates: tuple[float, ...]) -> list[Trial]:
+        corrected = grid(base, activations=ACTIVATIONS, keeps=KEEPS, inits=CORRECTED, rates=rates)
+        inputs = replace(base, inputs="standardised")
+        return corrected + grid(inputs, activations=("relu",), keeps=KEEPS, inits=inits, rates=rates)
+
+    yield new("the paper's grid", grid(base, activations=ACTIVATIONS, keeps=KEEPS, inits=RELEASED, rates=RATES))
+    # At the rate that is best for the paper's weights, or on raw pixels; the other rates come later.
+    at_papers = best(ACTIVATIONS, ("paper",))
+    yield new("corrected rules", [replace(trial, init=init) for trial in at_papers for init in CORRECTED])
+    halved = [replace(trial, init="paper-half") for trial in at_papers if trial.activation == "relu"]
+    yield new("the first layer's factor", halved)
+    yield new("more seeds", more_seeds(RELEASED))
+    yield new("standardised inputs", [replace(trial, inputs="standardised") for trial in best(("relu",), inits)])
+    yield new("other rates", others(RATES[:2]))
+    yield new("more seeds, corrected", more_seeds(CORRECTED))
+    yield new("the lowest rate, which has never been the best", others(RATES[2:]))
 
 
 @dataclass(frozen=True)
