@@ -32,6 +32,13 @@ def test_equal_to_brute_force(shape: tuple[int, ...], loc: float) -> None:
     check((torch.randn(shape) + loc).double())
 
 
+@pytest.mark.parametrize("rows", [7, 70_000])
+def test_rows_may_lie_in_memory_in_any_way(rows: int) -> None:
+    check(torch.randn(5, rows).t() + 1)
+    check(torch.randn(rows, 10)[:, ::2] + 1)
+    check(torch.randn(1, 5).expand(rows, 5))
+
+
 @pytest.mark.parametrize("shape", [(2, 64, 64, 64), (2, 32, 112, 112), (3, 64, 1031), (64, 64, 32, 32), (65536, 8)])
 @pytest.mark.parametrize("loc", [0.0, 4.0, 7.9, 8.1])
 def test_large_inputs_are_summed_in_float32_without_harm(shape: tuple[int, ...], loc: float) -> None:

@@ -1,5 +1,6 @@
 """Whatever happens, the model is as it was but for the statistics asked for."""
 
+import copy
 import random
 
 import numpy as np
@@ -233,3 +234,62 @@ def test_an_instance_forward_of_the_users_own_is_put_back() -> None:
     unitvar.reestimate_bn_(norm, DATA)
     assert norm.forward is own
     torch.testing.assert_close(norm.running_var, (2 * torch.cat(DATA)).var(0))
+
+
+def test_inference_mode_and_another_default_device_change_nothing() -> None:
+    fresh = mlp(0.5, depth=2, width=8)
+    outside = copy.deepcopy(fresh)
+    unitvar.reestimate_bn_(outside, DATA)
+    for mode in (torch.inference_mode(), torch.device("meta")):
+        model = copy.deepcopy(fresh)
+        with mode:
+            unitvar.reestimate_bn_(model, DATA)
+        for name, value in outside.state_dict().items():
+            assert torch.equal(model.state_dict()[name], value)
+    with torch.inference_mode():  # a model that was made there, too
+        inside = nn.BatchNorm1d(8)
+        unitvar.reestimate_bn_(inside, DATA)
+    torch.testing.assert_close(inside.running_mean.clone(), torch.cat(DATA).mean(0))
+
+
+class MaxNorm(nn.Linear):
+    """As EEGNet has it: the weight's data are exchanged in every forward pass."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.weight.data = torch.renorm(self.weight.data, 2, 0, 0.1)
+        return super().forward(x)
+
+
+def test_a_weight_whose_data_a_forward_exchanges_is_as_it_was() -> None:
+    model = nn.Sequential(MaxNorm(8, 8), nn.BatchNorm1d(8))
+    before, pointer = model[0].weight.detach().clone(), model[0].weight.data_ptr()
+    unitvar.reestimate_bn_(model, DATA)
+    assert model[0].weight.data_ptr() == pointer
+    assert torch.equal(model[0].weight, before)
+    seen = torch.cat(DATA) @ torch.renorm(before, 2, 0, 0.1).T + model[0].bias
+    torch.testing.assert_close(model[1].running_var, seen.detach().var(0))
+
+
+class Sparse(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("counts", torch.eye(8).to_sparse())
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.counts.mul_(2)
+        return x @ self.counts
+
+
+def test_sparse_buffers_come_back() -> None:
+    model = nn.Sequential(Sparse(), nn.BatchNorm1d(8))
+    unitvar.reestimate_bn_(model, DATA)
+    assert torch.equal(model[0].counts.to_dense(), torch.eye(8))
+
+
+def test_statistics_that_a_buffer_cannot_hold_are_an_error_that_changes_nothing() -> None:
+    model = nn.Sequential(nn.BatchNorm1d(8), nn.BatchNorm1d(8)).half()
+    model[0].running_mean.fill_(3)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with pytest.raises(ValueError, match=r"BatchNorm '0' keeps its statistics as torch\.float16, which cannot hold"):
+        unitvar.reestimate_bn_(model, [1000 * batch.half() for batch in DATA])
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())

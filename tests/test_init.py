@@ -7,6 +7,7 @@ import math
 import warnings
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -83,6 +84,7 @@ def test_unknown_nonlinearity_without_dropout_is_the_bare_sphere() -> None:
         ({"next_dropout": 0.5}, ValueError, "belong to mode='paper'"),
         ({"next_nonlinearity": None}, ValueError, "belong to mode='paper'"),
         ({"fan_ratio": 0.0}, ValueError, "fan_ratio=0.0"),
+        ({"fan_ratio": "wide"}, TypeError, "fan_ratio='wide' is not a number"),
         ({"nonlinearity": "rleu"}, ValueError, "did you mean 'relu'"),
         ({"nonlinearity": torch.zeros_like}, ValueError, "has value 0 everywhere"),
         ({"nonlinearity": torch.ones_like, "mode": "backward"}, ValueError, "has slope 0 everywhere"),
@@ -338,6 +340,11 @@ def test_given_gain_is_the_radius_and_the_rest_is_unused(fill_: Callable[..., Te
     assert torch.count_nonzero(fill_(torch.empty(3, 3), gain=0.0)) == 0
 
 
+@pytest.mark.usefixtures("untyped")
+def test_numbers_may_be_numpys() -> None:
+    assert init.gain("relu", np.float32(0.5)) == init.gain("relu", 0.5)
+
+
 @each
 @pytest.mark.usefixtures("untyped")
 @pytest.mark.parametrize(
@@ -349,6 +356,8 @@ def test_given_gain_is_the_radius_and_the_rest_is_unused(fill_: Callable[..., Te
         (torch.ones(4, 4), {"groups": 3}, ValueError, "groups=3 does not divide"),
         (torch.ones(4, 4), {"stride": (2, 2)}, ValueError, r"stride=\(2, 2\) does not fit"),
         (torch.ones(4, 4, 3), {"stride": 0}, ValueError, "stride=0"),
+        (torch.ones(4, 4, 3), {"stride": 2.0}, ValueError, "stride=2.0 .* one whole step"),
+        ([[1.0]], {}, TypeError, "weight is a list, not a tensor"),
         (torch.ones(4, 4), {"mode": "up"}, ValueError, "mode='up'"),
         (torch.ones(4, 4), {"gain": math.nan}, ValueError, "gain=nan"),
         (torch.ones(4, 4), {"gain": "big"}, TypeError, "gain='big'"),
@@ -362,7 +371,7 @@ def test_bad_calls_change_nothing(
     before, state = copy.deepcopy(weight), torch.get_rng_state()
     with pytest.raises(error, match=message):
         fill_(weight, **kwargs)
-    assert torch.equal(weight, before)
+    assert torch.equal(torch.as_tensor(weight), torch.as_tensor(before))
     assert torch.equal(torch.get_rng_state(), state)
 
 

@@ -148,3 +148,34 @@ def test_a_history_watches_once() -> None:
     history = unitvar.watch(nn.Linear(1, 1))
     with history, pytest.raises(RuntimeError, match="already watching"):
         history.__enter__()
+
+
+class Interrupted(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        raise KeyboardInterrupt
+
+
+def test_an_interrupt_in_an_observed_step_leaves_no_meter_behind() -> None:
+    from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+    model = nn.Sequential(nn.Linear(4, 4), Interrupted())
+    with pytest.raises(KeyboardInterrupt), unitvar.watch(model):
+        model(torch.randn(2, 4))
+    assert not _get_current_dispatch_mode_stack()
+
+
+def test_sparse_and_complex_gradients_are_counted() -> None:
+    model = nn.Sequential(nn.Embedding(50, 4, sparse=True), nn.Flatten(), nn.Linear(8, 1))
+    model.register_parameter("phase", nn.Parameter(torch.randn(2, 2, dtype=torch.complex64)))
+    with unitvar.watch(model) as history:
+        (model(torch.tensor([[1, 2], [1, 3]])).sum() + model.phase.abs().square().sum()).backward()
+    norms = {row["name"]: row["weight_gradient_norm"] for row in history.rows}
+    for name, parameter in model.named_parameters():
+        if parameter.dim() > 1:
+            assert norms[name] == pytest.approx(float(parameter.grad.to_dense().abs().square().sum().sqrt()))
+
+
+@pytest.mark.usefixtures("untyped")
+def test_what_is_no_module_is_refused() -> None:
+    with pytest.raises(TypeError, match="model is a str"):
+        unitvar.watch("model")  # type: ignore[arg-type]

@@ -10,6 +10,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from types import EllipsisType
 from typing import TYPE_CHECKING
 
@@ -73,6 +74,8 @@ def gain(
         raise ValueError(f"mode={mode!r} is not one of {', '.join(map(repr, MODES))}.")
     if mode != "paper" and not (next_nonlinearity is ... and next_dropout is ...):
         raise ValueError(f"next_nonlinearity and next_dropout belong to mode='paper'; mode={mode!r} does not use them.")
+    if not isinstance(fan_ratio, Real):
+        raise TypeError(f"fan_ratio={fan_ratio!r} is not a number; it is fan_out / fan_in.")
     if not 0 < fan_ratio < math.inf:
         raise ValueError(f"fan_ratio={fan_ratio!r} is not a positive number; it is fan_out / fan_in.")
     keep = 1.0 - drop_rate("dropout", dropout)
@@ -96,7 +99,7 @@ def gain(
 
 
 def drop_rate(name: str, value: float) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
+    if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"{name}={value!r} is not a number; pass the drop probability, as in nn.Dropout(p).")
     if not 0 <= value < 1:
         raise ValueError(f"{name}={value!r} is not in [0, 1); it is the probability to drop, not to keep.")
@@ -133,13 +136,15 @@ def fans(weight: Tensor, *, transposed: bool = False, groups: int = 1, stride: i
         >>> fans(torch.empty(16, 8, 2, 2), transposed=True, stride=2)
         Fans(fan_in=16.0, fan_out=32.0, stride=(2, 2))
     """
+    if not isinstance(weight, Tensor):
+        raise TypeError(f"weight is a {type(weight).__name__}, not a tensor, such as layer.weight.")
     if weight.dim() < 2:
         raise ValueError(f"A weight of shape {tuple(weight.shape)} has no fan-in; it needs 2 dimensions or more.")
     kernel = weight.shape[2:]
-    steps = (stride,) * len(kernel) if isinstance(stride, int) else tuple(stride)
-    if len(steps) != len(kernel) or any(s < 1 for s in steps):
+    steps = tuple(stride) if isinstance(stride, Sequence) else (stride,) * len(kernel)
+    if len(steps) != len(kernel) or not all(isinstance(s, int) and s >= 1 for s in steps):
         raise ValueError(
-            f"stride={stride!r} does not fit a kernel of shape {tuple(kernel)}; give one step ≥ 1 for each."
+            f"stride={stride!r} does not fit a kernel of shape {tuple(kernel)}; give one whole step ≥ 1 for each."
         )
     if groups < 1 or weight.shape[0] % groups:
         raise ValueError(
@@ -339,7 +344,7 @@ def _radius(
     if given is None:
         following = {"next_nonlinearity": next_nonlinearity, "next_dropout": next_dropout}
         return gain(nonlinearity, dropout, mode=mode, fan_ratio=fan_ratio, **following)  # type: ignore[arg-type]
-    if isinstance(given, bool) or not isinstance(given, (int, float)):
+    if isinstance(given, bool) or not isinstance(given, Real):
         raise TypeError(f"gain={given!r} is not a number; pass the norm of a row, or None to compute it.")
     if not 0 <= given < math.inf:
         raise ValueError(f"gain={given!r} is not a finite number ≥ 0; it is the norm of a row.")

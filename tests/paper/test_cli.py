@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from unitvar.paper import cli
+from unitvar.paper.sweep import TrialError
+
 EXPERIMENTS = ("table1", "stability", "forward", "backward", "factors", "digits", "reestimation", "cost")
 PICTURES = ("stability", "forward", "forward_others", "backward", "factors", "digits", "reestimation")
 
@@ -74,3 +77,14 @@ def test_without_the_extra_it_says_what_to_install(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert "pip install 'unitvar[paper]'" in done.stderr
+
+
+def test_trials_that_failed_are_named_without_a_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def failing(self: object, console: object) -> None:
+        raise TrialError("2 of 5 trials failed; the others are saved")
+
+    monkeypatch.setattr("unitvar.paper.table1.Table1.run", failing)
+    assert cli.main(["table1"]) == 2
+    assert capsys.readouterr().err == "unitvar: 2 of 5 trials failed; the others are saved\n"

@@ -100,7 +100,7 @@ def _mean_and_m2(x: Tensor, count: int) -> tuple[Tensor, Tensor]:
 def _sums(x: Tensor) -> tuple[Tensor, Tensor]:
     """Add up values and squares of each channel, along whichever dimension lies contiguous in memory."""
     last = x.movedim(1, -1)
-    if last.is_contiguous():  # [N, C], or images in channels_last
+    if x.ndim == 2 or last.is_contiguous():  # [N, C], however it lies, or images in channels_last
         return _row_sums(last.reshape(-1, x.shape[1]))
     planes = x.contiguous().flatten(2)
     planes = torch.unflatten(planes, -1, (-1, _piece(planes.shape[-1])))
@@ -118,7 +118,7 @@ def _piece(length: int) -> int:
 
 def _row_sums(rows: Tensor) -> tuple[Tensor, Tensor]:
     channels = rows.shape[1]
-    total = torch.zeros(channels, dtype=torch.float64)
+    total = torch.zeros(channels, dtype=torch.float64, device="cpu")
     squares = torch.zeros_like(total)
     for piece in torch.split(rows, ROWS * max(1, ELEMENTS // (ROWS * channels))):
         whole = len(piece) // ROWS * ROWS
@@ -154,8 +154,8 @@ class Spread:
 
     def __init__(self, channels: int = 0) -> None:
         self.batches = 0
-        self.origin = torch.zeros(channels, dtype=torch.float64)
-        self.products = torch.zeros(3, 3, channels, dtype=torch.float64)
+        self.origin = torch.zeros(channels, dtype=torch.float64, device="cpu")
+        self.products = torch.zeros(3, 3, channels, dtype=torch.float64, device="cpu")
 
     def add(self, batch: Moments) -> None:
         """Count one more batch."""

@@ -14,6 +14,7 @@ from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 
 from unitvar.batchnorm.moments import Moments, Spread, batch_moments
+from unitvar.batchnorm.preserve import overwrite
 
 
 class Reached(BaseException):
@@ -40,7 +41,7 @@ class Layer:
         # Room for both is taken now: small tensors that a forward pass leaves behind would lie between its large ones,
         # whose memory then could not be used again; the page faults cost a DenseNet a tenth of a pass.
         channels = 0 if self.old is None else len(self.old[0])
-        self._room = torch.zeros(2, 2, channels, dtype=torch.float64)
+        self._room = _room(channels)
         self.spread = Spread(channels)
         self.uses = 0  # in the current batch
         self.most_uses = 0
@@ -61,7 +62,7 @@ class Layer:
 
     def _hold(self, place: int, moments: Moments) -> Moments:
         if self._room.shape[-1] != len(moments.mean):  # it was lazy
-            self._room = torch.zeros(2, 2, len(moments.mean), dtype=torch.float64)
+            self._room = _room(len(moments.mean))
         mean, m2 = self._room[place]
         return Moments(moments.count, mean.copy_(moments.mean), m2.copy_(moments.m2))
 
@@ -93,15 +94,25 @@ class Layer:
 
     def write(self, mean: Tensor, var: Tensor) -> None:
         """Set the running statistics in place."""
-        with torch.no_grad():
-            for buffer, value in zip(self.buffers, (mean, var), strict=True):
-                buffer.copy_(value)
+        for buffer, value in zip(self.buffers, (mean, var), strict=True):
+            overwrite(buffer, value)
 
     def finish(self, stats: str) -> None:
         """Set the running statistics to those of all values; the variance as torch stores it, unbiased."""
         assert self.pooled is not None
         assert self.old is not None
         self.write(self.pooled.mean if stats == "both" else self.old[0], self.pooled.unbiased)
+        for buffer, value in zip(self.buffers, (self.pooled.mean, self.pooled.unbiased), strict=True):
+            if not bool(torch.isfinite(buffer).all()):
+                raise ValueError(
+                    f"BatchNorm {self.name!r} keeps its statistics as {buffer.dtype}, which cannot hold "
+                    f"{float(value.abs().max()):.3g}: keep them in float32, as in module.float(). "
+                    "The model is as it was."
+                )
+
+
+def _room(channels: int) -> Tensor:
+    return torch.zeros(2, 2, channels, dtype=torch.float64, device="cpu")
 
 
 class Observer:

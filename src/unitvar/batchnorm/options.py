@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from numbers import Real
 
 from unitvar.batchnorm.feed import Forward
 from unitvar.batchnorm.ranks import Group
@@ -33,6 +34,8 @@ class Options:
             raise TypeError(f"max_batches={n!r} is a {type(n).__name__}, not an int or None.")
         if n is not None and n < 1:
             raise ValueError(f"max_batches={n} is not at least 1; None uses all batches.")
+        if self.tolerance is not None and not isinstance(self.tolerance, Real):
+            raise TypeError(f"tolerance={self.tolerance!r} is not a number; 0.01 stops at 1 %, None uses all batches.")
         if self.tolerance is not None and not self.tolerance > 0:
             raise ValueError(f"tolerance={self.tolerance!r} is not above 0; 0.01 stops at 1 %, None uses all batches.")
         if self.forward is not None and not callable(self.forward):

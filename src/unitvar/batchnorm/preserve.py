@@ -18,8 +18,8 @@ from unitvar.stochastic import RandomState, evaluating, random_state_kept
 def preserved(model: nn.Module) -> Iterator[RandomState]:
     """Run a block in evaluation mode without gradients, and put back all that it changes.
 
-    Buffers keep identity and bits; training flags and random state return. Lazy layers that the block initialises stay
-    initialised if it succeeds, and are as they were if it fails.
+    Buffers keep identity and bits, parameters their storage; training flags and random state return. Lazy layers that
+    the block initialises stay initialised if it succeeds, and are as they were if it fails.
 
     Args:
         model: the model that the block runs.
@@ -32,6 +32,7 @@ def preserved(model: nn.Module) -> Iterator[RandomState]:
         start = stack.enter_context(random_state_kept(model))
         stack.enter_context(lazy_on_failure(model))
         stack.enter_context(buffers_kept(model))
+        stack.enter_context(storages_kept(model))
         stack.enter_context(evaluating(model))
         stack.enter_context(torch.no_grad())
         if "torch._dynamo" in sys.modules:  # only then can anything be compiled; compiled code would skip what we watch
@@ -44,7 +45,7 @@ def buffers_kept(model: nn.Module) -> Iterator[None]:
     """Put every buffer back, the same tensor with the same bits, however the block ends."""
     homes = [(module, dict(module._buffers)) for module in model.modules()]
     copies = {
-        id(buffer): (buffer, buffer.detach().clone())
+        id(buffer): (buffer, buffer.detach().clone(), _version(buffer))
         for _, buffers in homes
         for buffer in buffers.values()
         if buffer is not None and not is_lazy(buffer)
@@ -56,15 +57,39 @@ def buffers_kept(model: nn.Module) -> Iterator[None]:
             for name, buffer in buffers.items():
                 if module._buffers.get(name) is not buffer:
                     module._buffers[name] = buffer
-        with torch.no_grad():
-            for buffer, copy in copies.values():
-                if not _same_bits(buffer, copy):
-                    buffer.copy_(copy)
+        for buffer, copy, version in copies.values():
+            # Writing only what changed spares buffers that cannot be written to.
+            if _version(buffer) != version if buffer.layout != torch.strided else not _same_bits(buffer, copy):
+                overwrite(buffer, copy)
+
+
+def overwrite(tensor: Tensor, value: Tensor) -> None:
+    """Write values into a tensor, also into one that was made in inference mode."""
+    with torch.inference_mode(tensor.is_inference()), torch.no_grad():
+        tensor.copy_(value)
 
 
 def _same_bits(a: Tensor, b: Tensor) -> bool:
-    # Equal values with equal signs: -0.0 == 0.0. Writing only what changed spares buffers that cannot be written to.
+    # Equal values with equal signs: -0.0 == 0.0.
     return torch.equal(a, b) and (not a.is_floating_point() or torch.equal(a.signbit(), b.signbit()))
+
+
+def _version(tensor: Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version
+
+
+@contextmanager
+def storages_kept(model: nn.Module) -> Iterator[None]:
+    """Give parameters back the storage that a forward may have exchanged, as ``weight.data = renorm(weight.data)``."""
+    # Not of DTensors and the like, whose storage is not where they say it is.
+    plain = [p for p in model.parameters() if type(p) is nn.Parameter and not is_lazy(p)]
+    saved = [(p, p.data) for p in plain]
+    try:
+        yield
+    finally:
+        for parameter, data in saved:
+            if parameter.data_ptr() != data.data_ptr() or parameter.shape != data.shape:
+                parameter.data = data
 
 
 @contextmanager

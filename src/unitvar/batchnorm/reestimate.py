@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager, nullcontext
 from typing import Any
 
+import torch
 from torch import nn
 
 from unitvar.batchnorm import ranks
@@ -103,6 +104,7 @@ def reestimated_bn(
         _put_back(layers)
 
 
+@torch.inference_mode(False)  # what is gathered here outlives it
 def _reestimate(model: nn.Module, batches: Iterable[Any], options: Options) -> tuple[BatchNormReport, list[Layer]]:
     group = ranks.resolve(options.group)
     model = inner(model)
@@ -124,10 +126,17 @@ def _reestimate(model: nn.Module, batches: Iterable[Any], options: Options) -> t
 def _change(layer: Layer) -> BatchNormChange:
     assert layer.pooled is not None
     assert layer.old is not None
-    mean, var = layer.buffers
-    error = layer.spread.relative_error(layer.pooled)
-    values = layer.pooled.count
-    return BatchNormChange(layer.name, *layer.old, mean.clone(), var.clone(), values, layer.spread.batches, error)
+    (old_mean, old_var), (new_mean, new_var) = layer.old, layer.buffers
+    return BatchNormChange(
+        layer.name,
+        old_mean.cpu(),
+        old_var.cpu(),
+        new_mean.clone().cpu(),
+        new_var.clone().cpu(),
+        layer.pooled.count,
+        layer.spread.batches,
+        layer.spread.relative_error(layer.pooled),
+    )
 
 
 def _write(layers: list[Layer], stats: str) -> None:

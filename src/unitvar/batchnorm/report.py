@@ -21,7 +21,7 @@ NUMBER = 9  # characters a column, and the space before it
 
 @dataclass(frozen=True, eq=False)
 class BatchNormChange:
-    """Hold the statistics of one BatchNorm before and after, one value a channel.
+    """Hold the statistics of one BatchNorm before and after, one value a channel, on the CPU.
 
     ``standard_error`` is that of the new variance as a share of it, estimated from the spread between batches; NaN
     where a single batch leaves nothing to compare.
@@ -135,7 +135,7 @@ class BatchNormReport:
         """
         from unitvar import plot
 
-        levels = torch.tensor([0.05, 0.5, 0.95], dtype=torch.float64)
+        levels = torch.tensor([0.05, 0.5, 0.95], dtype=torch.float64, device="cpu")
         bands = torch.stack([layer.ratio.quantile(levels) for layer in self.layers], dim=1)
         return plot.ratio_by_layer(*bands.tolist(), ax=ax)
 

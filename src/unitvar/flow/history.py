@@ -58,6 +58,7 @@ def watch(model: nn.Module, *, every: int = 100, writer: Any = None) -> History:
         raise ValueError(f"every={every} is not 1 or more.")
     if writer is not None and not callable(getattr(writer, "add_scalar", None)):
         raise TypeError(f"writer={writer!r} has no add_scalar; pass a torch.utils.tensorboard.SummaryWriter.")
+    inner(model)  # refuses what is no module
     return History(model, every, writer)
 
 
@@ -193,8 +194,12 @@ class _Step:
             self.eager = None
 
     def close(self) -> None:
-        """Set no more hooks."""
+        """Take all hooks off, and the meter, which an interrupt may have left in the middle of a forward pass."""
         self.open.close()
+        if self.stack:
+            self.stack.clear()
+            self.meter.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        self.meter.derived.clear()  # copies of weights, as autocast makes them
         self._compile_again()
 
     def rows(self) -> list[Row]:

@@ -16,7 +16,7 @@ from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from unitvar.batchnorm.moments import Moments, batch_moments
-from unitvar.flow.tally import Layer
+from unitvar.flow.tally import Layer, widest
 from unitvar.rules import RULES
 from unitvar.trace.graph import Op, op_of
 from unitvar.trace.record import storage_of, tensors_in
@@ -213,7 +213,7 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         waiting = [x for x in self.layers.values() if x.name == name and not x.hooked and x.forward.count]
         if not waiting:
             return None
-        square = float(torch.linalg.vector_norm(z.detach(), dtype=torch.float64).square())
+        square = float(torch.linalg.vector_norm(z.detach(), dtype=widest(z)).square())
         # With the same masks the very same numbers; else checkpoints are undone from the last to the first.
         found = next((x for x in waiting if abs(float(x.latest) - square) <= 1e-6 * square), waiting[-1])
         found.hooked = True

@@ -5,12 +5,17 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["Layer", "Tally", "labelled"]
+__all__ = ["Layer", "Tally", "labelled", "widest"]
 
 
 def labelled(name: object, use: object) -> str:
     """Name a use: with its number, if it is not the first."""
     return str(name) if use == 1 else f"{name} #{use}"
+
+
+def widest(x: Tensor) -> torch.dtype:
+    """Return the widest real type that a tensor's device has."""
+    return torch.float32 if x.device.type == "mps" else torch.float64
 
 
 class Tally:
@@ -25,9 +30,11 @@ class Tally:
 
     def add(self, x: Tensor) -> None:
         """Count a tensor."""
-        x = x.detach()
-        wide = torch.float32 if x.device.type == "mps" else torch.float64
+        x, wide = x.detach(), widest(x)
         self.count += x.numel()
+        if x.is_sparse:  # as an embedding's gradient may be; the rest is zero
+            x = x.coalesce().values()
+        x = torch.view_as_real(x) if x.is_complex() else x
         self.total = self.total + x.sum(dtype=wide)
         self.squares = self.squares + torch.linalg.vector_norm(x, dtype=wide).square()
 
@@ -87,4 +94,4 @@ class Layer:
     @property
     def dead(self) -> float | None:
         """Give the share of units that got no gradient at all; None without gradients."""
-        return None if self.alive is None else 1.0 - float(self.alive.double().mean())
+        return None if self.alive is None else 1.0 - float(self.alive.float().mean())

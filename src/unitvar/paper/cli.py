@@ -31,6 +31,7 @@ def main(arguments: list[str] | None = None) -> int:
     from unitvar.paper.arguments import check
     from unitvar.paper.commands import COMMANDS
     from unitvar.paper.replicas import joined, launched
+    from unitvar.paper.sweep import TrialError
 
     arguments = sys.argv[1:] if arguments is None else arguments
     # Without a subcommand there is nothing to run: show what there is.
@@ -45,7 +46,7 @@ def main(arguments: list[str] | None = None) -> int:
         else:
             with joined() as place:
                 command.run(rich.console.Console(quiet=not place.first))
-    except (ValueError, TypeError, OSError) as error:
+    except (ValueError, TypeError, OSError, TrialError) as error:
         sys.stderr.write(_wrapped(f"unitvar: {error}\n"))
         return 2
     except KeyboardInterrupt:

@@ -5,10 +5,8 @@ A download that was interrupted goes on where it stopped, with the same mirror o
 
 from __future__ import annotations
 
-import os
 import shutil
 import tarfile
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +15,7 @@ import requests
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
+from unitvar.paper.record import replacing
 from unitvar.paper.sources import DATASETS, Dataset
 
 __all__ = ["ensure", "fetch"]
@@ -131,12 +130,5 @@ def _extract(tar: tarfile.TarFile, member: str, path: Path) -> None:
     source = tar.extractfile(member)
     if source is None:
         raise ValueError(f"{member} in {tar.name!r} is not a file.")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".partial")
-    try:
-        with source, os.fdopen(handle, "wb") as target:
-            shutil.copyfileobj(source, target)
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+    with source, replacing(path) as target:
+        shutil.copyfileobj(source, target)
