@@ -11,6 +11,7 @@ from torch import nn
 
 import unitvar
 from tests.test_batchnorm import mlp
+from unitvar.batchnorm.report import BatchNormChange
 
 matplotlib.use("Agg")
 
@@ -57,6 +58,13 @@ def test_ratio_shift_and_errors_are_per_channel() -> None:
     assert torch.equal(layer.new_var, norm.running_var)
     norm.running_var.fill_(0)  # a report is a record, not a view
     assert (layer.new_var > 0).all()
+
+
+def test_shifts_of_opposite_sign_do_not_cancel() -> None:
+    zeros, ones = torch.zeros(2), torch.ones(2)
+    change = BatchNormChange("", zeros, ones, torch.tensor([1.0, -2.0]), ones, 8, 2, zeros)
+    assert change.row["shift"] == pytest.approx(math.sqrt((1 + 4) / 2))
+    assert change.row["shift_max"] == 2.0
 
 
 def test_one_batch_has_no_standard_error() -> None:

@@ -115,6 +115,29 @@ def test_values_and_gradients_are_those_of_hooks_by_hand() -> None:
         assert layer.size == value.numel()
 
 
+def test_the_prediction_starts_from_the_gradient_of_the_loss() -> None:
+    """The last pre-activation is the output: what the loss gives back to it is no prediction, but must be its start."""
+    model = nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 4))
+    report = unitvar.measure(model, torch.randn(64, 16), loss=lambda y: 5 * y.sum())
+    assert report["2.weight"].gradient == pytest.approx(25.0)
+    assert report["2.weight"].predicted_gradient == pytest.approx(25.0)
+    for layer in (
+        unitvar.measure(model, torch.randn(64, 16), loss=loss)["2.weight"]
+        for loss in (lambda y: y.square().mean(), lambda y: y[:, 0].exp().sum())
+    ):
+        assert layer.predicted_gradient == pytest.approx(layer.gradient, rel=1e-5)
+
+
+def test_a_size_is_that_of_one_run_and_a_mean_that_of_the_bias() -> None:
+    layer = nn.Linear(16, 8)
+    nn.init.constant_(layer.bias, 3.0)
+    x = torch.randn(32, 16)
+    (found,) = unitvar.measure(layer, torch.cat([x, -x]), runs=4)  # inputs of mean 0
+    assert found.size == 64 * 8
+    assert found.mean == pytest.approx(3.0, rel=1e-5)
+    assert found.predicted_mean == pytest.approx(3.0, rel=1e-5)
+
+
 def test_a_bias_belongs_to_the_pre_activation() -> None:
     """Attention gives its projection strided inputs, for which torch adds the bias in an op of its own."""
     torch.manual_seed(0)
@@ -179,6 +202,19 @@ def test_dropout_widens_the_train_eval_gap_of_a_batch_norm_by_one_over_keep() ->
     assert first.off == pytest.approx(1.0, rel=0.05)
     assert first.running == 1.0
     assert "train/eval gap of batch norms: up to 2" in str(report)
+
+
+class Louder(nn.Module):
+    """Noise without chance: in training the first of two channels has four times its variance."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * torch.tensor([2.0, 1.0]) if self.training else x
+
+
+def test_the_gap_of_a_batch_norm_is_the_geometric_mean_over_channels() -> None:
+    model = nn.Sequential(Louder(), nn.BatchNorm1d(2))
+    (norm,) = unitvar.measure(model, torch.randn(64, 2)).norms
+    assert norm.gap == pytest.approx(math.sqrt(4 * 1))
 
 
 def test_rows_are_json() -> None:
