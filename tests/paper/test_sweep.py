@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 import types
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,13 +21,31 @@ from unitvar.paper.sweep import Sweep, TrialError, checkpoint_path, forget_check
 QUIET = Console(quiet=True)
 
 
+def wait_until(happened: Callable[[], bool]) -> None:
+    """Wait for what must happen, however slow the machine is; what never does is an error after five minutes."""
+    end = time.monotonic() + 300
+    while not happened():
+        if time.monotonic() > end:
+            raise TimeoutError("nothing happened in five minutes")
+        time.sleep(0.02)
+
+
+def opened(folder: Path, *names: int) -> str:
+    """Let some trials end."""
+    folder.mkdir(exist_ok=True)
+    for name in names:
+        (folder / str(name)).touch()
+    return str(folder)
+
+
 @dataclass(frozen=True)
 class Square:
     """A trial that leaves a trace of each time it runs."""
 
     x: int
     log: str
-    nap: float = 0.0
+    gates: str = ""
+    """A folder: the trial ends only when there is a file in it that is named after x."""
 
 
 def square(config: Square) -> dict[str, object]:
@@ -34,7 +53,8 @@ def square(config: Square) -> dict[str, object]:
         file.write(f"{config.x}\n")
     if config.x < 0:
         raise ValueError("negative")
-    time.sleep(config.nap)
+    if config.gates:
+        wait_until((Path(config.gates) / str(config.x)).exists)
     return {"y": config.x**2}
 
 
@@ -116,11 +136,12 @@ def _group(group: int) -> bool:
 
 
 def test_a_killed_sweep_resumes_and_loses_only_unfinished_trials(tmp_path: Path) -> None:
-    log, folder = tmp_path / "log", tmp_path / "trials"
+    log, folder, gates = tmp_path / "log", tmp_path / "trials", tmp_path / "gates"
+    opened(gates, 0, 1)
     script = (
         "from pathlib import Path; from rich.console import Console; from tests.paper.test_sweep import *\n"
         "if __name__ == '__main__':\n"
-        f"    configs = [Square(x, {str(log)!r}, nap=0.3) for x in range(6)]\n"
+        f"    configs = [Square(x, {str(log)!r}, {str(gates)!r}) for x in range(6)]\n"
         f"    sweep(square, configs, Path({str(folder)!r}), QUIET, label='squares', workers=1)\n"
     )
     (tmp_path / "main.py").write_text(script)
@@ -130,21 +151,18 @@ def test_a_killed_sweep_resumes_and_loses_only_unfinished_trials(tmp_path: Path)
         env={**os.environ, "PYTHONPATH": f"{root / 'src'}{os.pathsep}{root}"},
         start_new_session=True,
     )
-    deadline = time.monotonic() + 120
-    while len(list(folder.glob("*.json")) if folder.exists() else []) < 2 and time.monotonic() < deadline:
-        time.sleep(0.02)
-    process.kill()  # the parent alone: its workers must notice by themselves
+    try:
+        wait_until(lambda: process.poll() is not None or (log.exists() and "2" in log.read_text().split()))
+    finally:
+        process.kill()  # the parent alone: its workers must notice by themselves, in the middle of a trial
     process.wait()
-    while _group(process.pid) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert not _group(process.pid)
-    finished = len(list(folder.glob("*.json")))
-    assert 2 <= finished < 6
+    wait_until(lambda: not _group(process.pid))
+    assert len(list(folder.glob("*.json"))) == 2
     for path in folder.glob("*.json"):
         assert "y" in json.loads(path.read_text())
-    configs = [Square(x, str(log), nap=0.3) for x in range(6)]
+    configs = [Square(x, str(log), opened(gates, *range(6))) for x in range(6)]
     assert [r["y"] for r in sweep(square, configs, folder, QUIET, label="squares", workers=2)] == [0, 1, 4, 9, 16, 25]
-    assert len(log.read_text().split()) <= 6 + 1  # at most the one that was killed ran twice
+    assert sorted(log.read_text().split()) == list("0122345")  # only the one that was killed ran twice
 
 
 @pytest.mark.parametrize(
@@ -179,12 +197,28 @@ def test_a_log_has_a_line_for_each_trial_with_the_time_to_go(tmp_path: Path) -> 
     ]
 
 
+class Screen(io.StringIO):
+    """A terminal that lets a trial end when it has shown some words."""
+
+    def __init__(self, words: tuple[str, ...], gate: Path) -> None:
+        super().__init__()
+        self.words, self.gate = words, gate
+
+    def write(self, text: str) -> int:
+        written = super().write(text)
+        if all(word in self.getvalue() for word in self.words):
+            self.gate.touch()
+        return written
+
+
 def test_a_terminal_shows_what_runs_and_what_is_left(tmp_path: Path) -> None:
-    console = Console(file=io.StringIO(), width=80, force_terminal=True)
-    configs = [Square(x, str(tmp_path / "log"), nap=0.7) for x in range(3)]
-    sweep(square, configs, tmp_path / "trials", console, label="squares", workers=1)
-    text = console.file.getvalue()  # type: ignore[attr-defined]
-    assert all(word in text for word in ("running", "x 1", "1 of 3 done, 1 waiting", "s to go"))
+    """Trial 1 ends only when all of it has been shown, so that what is never shown fails it."""
+    gates = opened(tmp_path / "gates", 0, 2)
+    screen = Screen(("running", "x 1", "1 of 3 done, 1 waiting", "s to go"), tmp_path / "gates" / "1")
+    console = Console(file=screen, width=80, force_terminal=True)
+    configs = [Square(x, str(tmp_path / "log"), gates) for x in range(3)]
+    found = sweep(square, configs, tmp_path / "trials", console, label="squares", workers=1)
+    assert [r["y"] for r in found] == [0, 1, 4]
 
 
 def test_the_time_to_go_counts_what_runs_and_what_waits() -> None:
