@@ -7,6 +7,7 @@ import pkgutil
 import re
 import subprocess
 import sys
+import textwrap
 from importlib.metadata import version
 from pathlib import Path
 
@@ -43,7 +44,10 @@ def test_docstrings_run(module: str) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
 def test_snippets_of_a_page_run(page: Path, tmp_path: Path) -> None:
     """Every Python block of a page, in order, in one fresh interpreter, with warnings as errors."""
-    fences = re.findall(r"^```(python|output)\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    content = page.read_text(encoding="utf-8")
+    found = re.findall(r"^ *```(python|output)\n(.*?)^ *```$", content, re.MULTILINE | re.DOTALL)  # in lists, too
+    assert len(found) == sum(line.lstrip().startswith(("```py", "```output")) for line in content.splitlines())
+    fences = [(kind, textwrap.dedent(text)) for kind, text in found]
     done = subprocess.run(
         [
             sys.executable,

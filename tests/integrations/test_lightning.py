@@ -26,7 +26,7 @@ class Net(LightningModule):
         self.fail = fail
         self.trained: Tensor | None = None
         self.validated: list[tuple[Tensor, Tensor]] = []
-        self.checkpointed: list[Tensor] = []
+        self.checkpointed: list[tuple[Tensor | None, Tensor]] = []
 
     def forward(self, x: Tensor) -> Tensor:
         return self.net(x)
@@ -69,6 +69,7 @@ def test_validation_sees_re_estimated_statistics_and_training_its_own(tmp_path) 
     assert len(real) == 8
     for stored, actual in real:
         torch.testing.assert_close(stored, actual, rtol=1e-4, atol=0)
+    assert model.checkpointed
     for trained, saved in model.checkpointed:
         assert torch.equal(trained, saved)
 
