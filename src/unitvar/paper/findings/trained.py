@@ -12,6 +12,8 @@ from unitvar.paper.statistics import Estimate
 
 __all__ = ["digits", "mnist"]
 
+CURVES = "Curves: training solid, with dropout on; validation dashed, with dropout off."
+
 
 def mnist(p: Payload) -> Section:
     """Figure 2."""
@@ -30,7 +32,8 @@ def mnist(p: Payload) -> Section:
         "dropout keep rate decreases further.”",
         tuple(found),
         f"{scale}: {base['hidden'] + 1} layers of {base['width']}, batch {base['batch']}, Adam, {base['held_out']:,} "
-        f"images held out; {done['trials']} of {done['planned']} trials done. Errors are at the best validation loss.",
+        f"images held out; {done['trials']} of {done['planned']} trials done. Errors are at the best validation "
+        f"loss. {CURVES}",
         tuple(grids),
         (f"{p['experiment']}.png",),
         verdict=_faster(raw, shrunk=p["config"]["scale"] != "paper"),
@@ -67,7 +70,7 @@ def digits(p: Payload) -> Section:
         "removes the need for an initialisation that corrects for dropout.",
         tuple(found),
         f"8x8 digits: 800 to train on, {base['held_out']} to tune on, 797 to test on; {base['hidden'] + 1} layers of "
-        f"{base['width']}, {base['epochs']} epochs, {p['config']['seeds']} seeds, 95 % intervals.",
+        f"{base['width']}, {base['epochs']} epochs, {p['config']['seeds']} seeds, 95 % intervals. {CURVES}",
         (
             _matrix("each initialisation at its tuned rate", p["rows"]),
             _comparison("Each initialisation at its tuned rate", p["rows"]),
