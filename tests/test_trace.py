@@ -180,6 +180,51 @@ def test_the_model_comes_out_untouched(fail: bool, values: bool) -> None:
     assert torch.equal(random, torch.get_rng_state())
 
 
+class MaxNorm(nn.Module):
+    """Keeps its tensors small in forward, in place or by assigning to ``.data``, as EEGNet does."""
+
+    def __init__(self, *, assign: bool, values: bool) -> None:
+        super().__init__()
+        self.a, self.plain = nn.Linear(8, 8), torch.ones(3)
+        self.register_buffer("scale", torch.ones(1))
+        self.assign, self.values = assign, values
+
+    def forward(self, x: Tensor) -> Tensor:
+        for tensor in (self.a.weight, self.scale, self.plain):
+            if self.assign:
+                tensor.data = torch.renorm(tensor.data.view(len(tensor), -1), 2, 0, 0.1).view_as(tensor)
+            else:
+                tensor.data.clamp_(-0.01, 0.01)
+        if self.values and x.sum() > 1e9:
+            return x
+        return self.a(x) * self.scale
+
+
+@pytest.mark.parametrize("values", [False, True])
+@pytest.mark.parametrize("assign", [False, True])
+def test_tensors_that_forward_writes_to_keep_memory_and_bits(assign: bool, values: bool) -> None:
+    def state(model: MaxNorm) -> list[tuple[int, torch.device, list[float]]]:
+        tensors = (model.a.weight, model.a.bias, model.scale, model.plain)
+        return [(t.data_ptr(), t.device, t.flatten().tolist()) for t in tensors]
+
+    for run in (
+        lambda model, x: unitvar.plan(model, x),
+        lambda model, x: unitvar.measure(model, x, runs=1),
+        lambda model, x: unitvar.plan(nn.Sequential(model, nn.LazyLinear(2)), x),
+    ):
+        model = MaxNorm(assign=assign, values=values)
+        before = state(model)
+        run(model, torch.randn(4, 8))
+        assert state(model) == before
+        model(torch.randn(4, 8)).sum().backward()  # as good as new
+        assert model.a.weight.grad is not None
+    if assign:
+        weight = model.a.weight
+        plan = unitvar.initialize_(model, torch.randn(4, 8))
+        assert model.a.weight is weight
+        assert torch.allclose(weight.norm(dim=1), torch.full((8,), plan["a.weight"].scale))
+
+
 def test_train_mode_whatever_the_flag() -> None:
     model = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5), nn.Linear(8, 8)).eval()
     assert unitvar.plan(model, torch.zeros(2, 8)).layers[1].second == pytest.approx(2.0)

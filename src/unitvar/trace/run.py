@@ -16,7 +16,7 @@ from unitvar.batchnorm.preserve import Uninitialised, waits
 from unitvar.trace.example import check_example, explained
 from unitvar.trace.graph import Graph, Op, Value
 from unitvar.trace.record import Recorder
-from unitvar.trace.untouched import attributes_kept, modules_tracked, plain_kept, untouched, values_kept
+from unitvar.trace.untouched import attributes_kept, data_kept, modules_tracked, plain_kept, untouched, values_kept
 
 __all__ = ["call", "copied", "lazy_kept", "materialised", "trace"]
 
@@ -77,7 +77,7 @@ def _record(
             value.tensor = tensor
             named[id(tensor)] = tensor, value
     # Here, not around all attempts: a failed one must not hand stand-ins to the next.
-    with attributes_kept(model), plain_kept(model), modules_tracked(model) as stack:
+    with attributes_kept(model), plain_kept(model), data_kept(model), modules_tracked(model) as stack:
         recorder = Recorder(named, lambda: stack[-1], known, fake)
         recorder.graph.training = training
         fed = _fed(example, recorder)

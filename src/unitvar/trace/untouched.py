@@ -9,11 +9,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from unitvar.batchnorm.preserve import buffers_kept
 from unitvar.stochastic import random_state_kept
+from unitvar.trace.record import storage_of
 
-__all__ = ["attributes_kept", "in_mode", "modules_tracked", "plain_kept", "untouched", "values_kept"]
+__all__ = ["attributes_kept", "data_kept", "in_mode", "modules_tracked", "plain_kept", "untouched", "values_kept"]
 
 
 @contextmanager
@@ -42,23 +44,52 @@ def untouched(model: nn.Module, *, training: bool = True, attributes: bool = Tru
 
 @contextmanager
 def values_kept(model: nn.Module) -> Iterator[None]:
-    """Put buffers and plain tensor attributes back, bit by bit; needed where real tensors are run."""
-    with buffers_kept(model), plain_kept(model):
+    """Put parameters, buffers and plain tensor attributes back, bit by bit; needed where real tensors are run."""
+    with buffers_kept(model), plain_kept(model), _kept(_solid(model.parameters())), data_kept(model):
         yield
 
 
 @contextmanager
 def plain_kept(model: nn.Module) -> Iterator[None]:
     """Put tensors that are plain attributes back, bit by bit."""
-    plain = [t for module in model.modules() for t in _plain_tensors(module)]
-    copies = [(t, t.detach().clone()) for t in plain]
+    with _kept(t for module in model.modules() for t in _plain_tensors(module)):
+        yield
+
+
+@contextmanager
+def _kept(tensors: Iterable[Tensor]) -> Iterator[None]:
+    # Copies, whatever they cost: a write through .data, as to keep weights small, leaves no trace in _version.
+    copies = [(t, t.detach().clone()) for t in tensors]
     try:
         yield
     finally:
         with torch.no_grad():
             for tensor, copy in copies:
                 if not torch.equal(tensor, copy):
-                    tensor.copy_(copy)
+                    tensor.data.copy_(copy)
+
+
+@contextmanager
+def data_kept(model: nn.Module) -> Iterator[None]:
+    """Put back the memory of tensors whose ``.data`` a forward assigns to, as one that limits its norms does."""
+    plain = (t for module in model.modules() for t in _plain_tensors(module))
+    with torch.inference_mode(False):
+        kept = [(t, t.data) for t in _solid((*model.parameters(), *model.buffers(), *plain))]
+    try:
+        yield
+    finally:
+        with torch.inference_mode(False):
+            for tensor, data in kept:
+                if _memory(tensor) != _memory(data):
+                    tensor.data = data
+
+
+def _solid(tensors: Iterable[Tensor]) -> list[Tensor]:
+    return [t for t in tensors if not is_lazy(t) and not t.is_meta and t.layout == torch.strided]
+
+
+def _memory(tensor: Tensor) -> tuple[Any, ...]:
+    return storage_of(tensor), tensor.dtype, tensor.shape, tensor.stride(), tensor.storage_offset()
 
 
 def _plain_tensors(module: nn.Module) -> Iterator[Tensor]:
