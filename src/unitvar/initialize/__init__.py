@@ -92,8 +92,9 @@ def initialize_(
         model: as in :func:`plan`, changed in place.
         example: as in :func:`plan`; real data for ``method="measured"`` or ``inputs="measured"``.
         method: ``"analytic"``, or ``"measured"``: then one forward pass with dropout on rescales each weight when its
-            output appears, so that it has unit second moment on this batch, whatever the ops. (Recurrences, whose ops
-            show no pre-activation, keep their analytic scale.)
+            output appears, so that it has unit second moment on this batch, whatever the ops. With either, a bias that
+            ``only`` keeps comes on top. (Recurrences, whose ops show no pre-activation, and layers that the pass skips
+            at random keep their analytic scale.)
         mode: as in :func:`plan`.
         distribution: as in :func:`plan`.
         only: as in :func:`plan`.
@@ -103,7 +104,8 @@ def initialize_(
         generator: draws the weights, leaving the global random state alone; default: the global one.
 
     Returns:
-        The plan that was followed; after ``method="measured"``, with the scales that came out.
+        The plan that was followed; after ``method="measured"``, with the scales that came out: the root mean square of
+        the norms of a weight's rows.
 
     Example:
         >>> net = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Dropout(0.5), nn.Linear(64, 10))

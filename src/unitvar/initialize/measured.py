@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -12,58 +14,164 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from unitvar.batchnorm.feed import device_of, moved
 from unitvar.initialize.layers import Plan
 from unitvar.rules import RULES
-from unitvar.trace.graph import op_of
+from unitvar.rules.recurrence import FLAVOURS
+from unitvar.trace.graph import Op, op_of
+from unitvar.trace.record import storage_of, tensors_in
 from unitvar.trace.run import call, copied
 from unitvar.trace.untouched import untouched, values_kept
 
 __all__ = ["rescale"]
 
 
-class _Rescaler(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Give the output of each weight op unit second moment, by way of its weight."""
+class _Part(NamedTuple):
+    """What was done to a weight, or to a part of it: one of packed q, k and v."""
 
-    def __init__(self, weights: dict[int, tuple[str, Tensor]]) -> None:
+    factor: float
+    shape: list[int]
+    stride: tuple[int, ...]
+    offset: int
+
+    def of(self, tensor: Tensor) -> Tensor:
+        return tensor.as_strided(self.shape, self.stride, self.offset)
+
+
+class _Rescaler(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Give the product of each weight and what reaches it unit second moment, by way of the weight."""
+
+    def __init__(self, weights: dict[str, Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.weights = weights
-        self.factors: dict[str, float] = {}
+        self.owners: dict[int, list[str]] = defaultdict(list)  # by storage
+        for name, weight in weights.items():
+            self.owners[storage_of(weight)].append(name)
+        # Storage of a cast → the cast, kept alive so that its storage stays its own, and what it was made of.
+        self.casts: dict[int, tuple[Tensor, Tensor]] = {}
+        self.parts: dict[str, list[_Part]] = {name: [] for name in weights}
+        self.seen: set[str] = set()
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        out = func(*args, **(kwargs or {}))
-        rule = RULES.get(op_of(func).name)
-        if rule is None or not rule.weights or not isinstance(out, Tensor) or not out.is_floating_point():
+        kwargs = kwargs or {}
+        op, out = op_of(func), func(*args, **kwargs)
+        tensors = list(tensors_in(args))
+        self.seen.update(name for t in tensors for name in self.owners.get(storage_of(t), ()))
+        if not isinstance(out, Tensor) or not out.is_floating_point():
             return out
-        for position in rule.weights:
-            arg = args[position] if position < len(args) else None
-            for operand in arg if isinstance(arg, (list, tuple)) else (arg,):
-                if isinstance(operand, Tensor) and operand.dim() >= 2:
-                    self._rescale(operand, out)
+        if len(tensors) == 1 and not op.random and out.numel() == tensors[0].numel():
+            self._follow(tensors[0], out)
+            return out
+        new = [found for operand in _operands(op, args) if (found := self._new(operand)) is not None]
+        if new:
+            added = _added(op, args)
+            product = out if added is None else func(*_without(args, added), **kwargs)
+            factor = 1.0
+            for name, chain in new:
+                factor *= self._fit(name, chain, float(product.double().square().mean()) * factor**2)
+            out.mul_(factor) if product is out else out.add_(product, alpha=factor - 1)
         return out
 
-    def _rescale(self, operand: Tensor, out: Tensor) -> None:
-        name, parameter = self.weights.get(operand.untyped_storage()._cdata, ("", operand))
-        if not name or (name in self.factors and operand.numel() == parameter.numel()):
-            return  # not one of ours, or its second use
-        second = float(out.double().square().mean())
+    def _follow(self, source: Tensor, out: Tensor) -> None:
+        """Remember what a weight was turned into, by autocast for one."""
+        storage = storage_of(out)
+        if storage != storage_of(source) and self._chain(source):
+            self.casts[storage] = out, source
+
+    def _chain(self, operand: Tensor) -> list[Tensor]:
+        """Give an operand, what it was cast from, and so on, down to a parameter; nothing if it goes back to none."""
+        chain = [operand]
+        while (storage := storage_of(chain[-1])) not in self.owners:
+            cast, source = self.casts.get(storage, (None, operand))
+            if cast is None or cast.numel() != chain[-1].numel():
+                return []
+            chain.append(source)
+        return chain
+
+    def _new(self, operand: Tensor) -> tuple[str, list[Tensor]] | None:
+        """Name the weight that an operand is and give its chain; None at a second use, and for what is no weight."""
+        chain = self._chain(operand)
+        if not chain:
+            return None
+        at = int(chain[-1].storage_offset())
+        for name in self.owners[storage_of(chain[-1])]:
+            weight, parts = self.weights[name], self.parts[name]
+            if 0 <= at - int(weight.storage_offset()) < weight.numel():
+                whole = sum(math.prod(part.shape) for part in parts) >= weight.numel()
+                return None if whole or any(part.offset == at for part in parts) else (name, chain)
+        return None
+
+    def _fit(self, name: str, chain: list[Tensor], second: float) -> float:
         if not second > 0 or not math.isfinite(second):
             raise ValueError(
                 f"The output of {name!r} has second moment {second:g} on this batch, which no scale can make 1; "
                 'look at the data, or use method="analytic".'
             )
         factor = 1 / math.sqrt(second)
-        operand.mul_(factor)  # a view of the parameter, or all of it
-        out.mul_(factor)
-        self.factors[name] = factor
+        for tensor in chain:
+            # What is expanded is written to once. Through .data, since a forward may take gradients.
+            shape = [1 if stride == 0 else n for n, stride in zip(tensor.shape, tensor.stride(), strict=True)]
+            part = _Part(factor, shape, tensor.stride(), int(tensor.storage_offset()))
+            part.of(tensor.data).mul_(factor)
+        self.parts[name].append(part)
+        return factor
+
+
+def _operands(op: Op, args: tuple[Any, ...]) -> Iterator[Tensor]:
+    rule = RULES.get(op.name)
+    for position in rule.weights if rule is not None else ():
+        arg = args[position] if position < len(args) else None
+        yield from (t for t in tensors_in((arg,)) if t.dim() >= 2)
+
+
+def _added(op: Op, args: tuple[Any, ...]) -> int | None:
+    """Give the position of what an op adds to its product, such as a bias; None if it adds nothing."""
+    position = op.names.index("bias") if "bias" in op.names else 0 if "beta" in op.names else len(args)
+    arg = args[position] if position < len(args) else None
+    return position if isinstance(arg, Tensor) and bool(arg.any()) else None
+
+
+def _without(args: tuple[Any, ...], position: int) -> tuple[Any, ...]:
+    return (*args[:position], torch.zeros_like(args[position]), *args[position + 1 :])
 
 
 def rescale(model: nn.Module, example: Any, plan: Plan) -> dict[str, float]:
     """Run the model once in train mode and rescale the weights of a plan; return their factors."""
     parameters = dict(model.named_parameters())
-    weights: dict[int, tuple[str, Tensor]] = {
-        parameters[layer.name].untyped_storage()._cdata: (layer.name, parameters[layer.name]) for layer in plan.layers
-    }
+    # The ops of recurrences show no pre-activation.
+    shown = [layer.name for layer in plan.layers if layer.op.removesuffix("_cell") not in FLAVOURS]
+    weights: dict[str, Tensor] = {name: parameters[name] for name in shown}
+    try:
+        parts = _run(model, example, weights, torch.inference_mode())
+    except Exception as first:
+        try:  # autograd inside forward works under no_grad, but not under inference_mode
+            parts = _run(model, example, weights, torch.no_grad())
+        except Exception:
+            raise first from first.__cause__
+    factors = {}
+    with torch.no_grad():
+        for name, weight in weights.items():
+            squares = float(weight.numel())
+            for part in parts[name]:
+                part.of(weight.data).mul_(part.factor)
+                squares += math.prod(part.shape) * (part.factor**2 - 1)
+            factors[name] = math.sqrt(squares / weight.numel())
+    return factors
+
+
+def _run(model: nn.Module, example: Any, weights: dict[str, Tensor], mode: Any) -> dict[str, list[_Part]]:
+    """Find what each weight has to be multiplied by; the weights themselves come out as they were."""
     rescaler = _Rescaler(weights)
-    with untouched(model), values_kept(model), torch.inference_mode(), rescaler:
-        call(model, moved(copied(example), device_of(model)))
-    return rescaler.factors
+    torch.clear_autocast_cache()  # casts made before the run cannot be followed back to their parameters
+    try:
+        with untouched(model), values_kept(model), mode, rescaler:
+            call(model, moved(copied(example), device_of(model)))
+    finally:
+        torch.clear_autocast_cache()
+    # A weight that nothing saw was skipped at random, as by layer drop, and keeps its analytic scale.
+    lost = [name for name in weights if name in rescaler.seen and not rescaler.parts[name]]
+    if lost:
+        raise ValueError(
+            f"The output of {', '.join(map(repr, lost))} was not met in the run: something is computed from the weight "
+            'before it is used. Leave it out with only=..., or use method="analytic".'
+        )
+    return rescaler.parts
