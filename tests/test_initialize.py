@@ -389,11 +389,12 @@ def test_a_failure_changes_nothing(method: str) -> None:
 
 
 def test_measured_that_cannot_scale_changes_nothing() -> None:
-    model = mlp()
-    before = state_of(model)
+    model, generator = mlp(), torch.Generator().manual_seed(3)
+    before, random = state_of(model), generator.get_state()
     with pytest.raises(ValueError, match=r"'0\.weight' has second moment 0"):
-        unitvar.initialize_(model, torch.zeros(4, 32), method="measured")
+        unitvar.initialize_(model, torch.zeros(4, 32), method="measured", generator=generator)
     assert same(before, model.state_dict())
+    assert torch.equal(random, generator.get_state())
 
 
 def test_a_weight_that_no_signal_reaches_is_left_alone() -> None:

@@ -126,7 +126,7 @@ def initialize_(
         made = planned(model, example, options)
         parameters = dict(model.named_parameters())
         touched = [parameters[n] for layer in made.layers for n in (layer.name, *layer.biases)]
-        with fill.kept_on_failure(touched):
+        with fill.kept_on_failure(touched, generator):
             fill.fill(model, made, generator)
             if method == "analytic":
                 return made

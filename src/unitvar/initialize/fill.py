@@ -62,10 +62,10 @@ def _draw(parameter: Tensor, layer: LayerPlan, plan: Plan, generator: torch.Gene
 
 
 class kept_on_failure:  # noqa: N801  # a context manager, named like a function
-    """Put parameters back, bit by bit, and the random state, if a block fails."""
+    """Put parameters back, bit by bit, and the random state, that of a generator too, if a block fails."""
 
-    def __init__(self, parameters: Iterable[Tensor]) -> None:
-        self.random = RandomState.read()
+    def __init__(self, parameters: Iterable[Tensor], generator: torch.Generator | None) -> None:
+        self.random = RandomState.read(() if generator is None else (generator,))
         self.saved = [(p, p.detach().clone()) for p in parameters if not p.is_meta]
 
     def __enter__(self) -> None:
