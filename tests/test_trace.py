@@ -1,7 +1,9 @@
 """Tracing: anything that runs becomes a graph, and the model comes out as it went in."""
 
+from collections import UserDict, defaultdict
 from contextlib import nullcontext
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -178,6 +180,57 @@ def test_the_model_comes_out_untouched(fail: bool, values: bool) -> None:
     assert model.cache == {"keys": []}
     assert {name: vars(m).keys() for name, m in model.named_modules()} == {n: a.keys() for n, a in attributes.items()}
     assert torch.equal(random, torch.get_rng_state())
+
+
+class Doubles(nn.Module):
+    """Writes to its input, and needs its values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x.mul_(2)
+        return x if x.sum() > 1e9 else self.a(x)
+
+
+class Pair(NamedTuple):
+    x: Tensor
+    y: Tensor
+
+
+class First(nn.Module):
+    """Takes its input out of something else."""
+
+    def __init__(self, key: Any) -> None:
+        super().__init__()
+        self.key, self.inner = key, Doubles()
+
+    def forward(self, x: Any) -> Tensor:
+        return self.inner(x[self.key])
+
+
+@pytest.mark.parametrize(
+    ("model", "wrap"),
+    [
+        (lambda: nn.Sequential(Doubles(), nn.LazyLinear(2)), lambda x: x),
+        (Doubles, lambda x: x),
+        (Doubles, lambda x: UserDict(x=x)),
+        (Doubles, lambda x: MappingProxyType({"x": x})),
+        (lambda: First("k"), lambda x: (defaultdict(list, k=x),)),
+        (lambda: First("k"), lambda x: (UserDict(k=x),)),
+        (lambda: First(0), lambda x: Pair(x, x)),
+        (lambda: First(0), lambda x: ([x],)),
+    ],
+    ids=["lazy", "tensor", "UserDict", "proxy", "nested defaultdict", "nested UserDict", "named tuple", "nested list"],
+)
+def test_an_example_that_forward_writes_to_comes_out_as_it_went_in(model: Any, wrap: Any) -> None:
+    made, x = model(), torch.full((4, 8), 3.0)
+    plan = unitvar.plan(made, wrap(x), inputs="measured")
+    unitvar.measure(made, wrap(x), runs=2)
+    unitvar.initialize_(made, wrap(x), method="measured")
+    assert torch.equal(x, torch.full((4, 8), 3.0))
+    assert plan.layers[0].second == pytest.approx(36.0)  # twice what went in, not four times
 
 
 class MaxNorm(nn.Module):

@@ -59,7 +59,12 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         value.tensor = tensor
         self.graph.inputs.append(value)
         self.bound[id(tensor)] = (tensor, value, 0)
-        return self._stand_in(tensor) if self.fake is not None else tensor
+        if self.fake is not None:
+            return self._stand_in(tensor)
+        with torch.inference_mode(False):  # a copy: a model may write to its input
+            fed = tensor.detach().clone().requires_grad_(tensor.requires_grad)
+        self.bound[id(fed)] = (fed, value, 0)
+        return fed
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

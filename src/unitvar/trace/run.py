@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import copy
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -80,25 +81,28 @@ def _record(
     with attributes_kept(model), plain_kept(model), data_kept(model), modules_tracked(model) as stack:
         recorder = Recorder(named, lambda: stack[-1], known, fake)
         recorder.graph.training = training
-        fed = _fed(example, recorder)
+        fed = _mapped(example, recorder.input)
         with recorder:
             result = call(model, fed)
         recorder.outputs(result)
     return recorder.graph
 
 
-def _fed(example: Any, recorder: Recorder, name: str = "input") -> Any:
-    """Replace every tensor of an example by what the recorder wants to see."""
+def _mapped(example: Any, function: Callable[[Tensor, str], Tensor], name: str = "input") -> Any:
+    """Replace every tensor of an example; the function is told what it is called, too."""
     if isinstance(example, Tensor):
-        return recorder.input(example, name)
+        return function(example, name)
     if isinstance(example, PackedSequence):
-        return PackedSequence(recorder.input(example.data, name), *example[1:])
+        return PackedSequence(function(example.data, name), *example[1:])
     if isinstance(example, Mapping):
-        return type(example)({k: _fed(v, recorder, str(k)) for k, v in example.items()})  # type: ignore[call-arg]
+        made = copy.copy(example) if isinstance(example, MutableMapping) else dict(example)
+        for key, value in example.items():
+            made[key] = _mapped(value, function, str(key))
+        return made
     if isinstance(example, tuple) and hasattr(example, "_fields"):
-        return type(example)(*(_fed(v, recorder, name) for v in example))
+        return type(example)(*(_mapped(v, function, name) for v in example))
     if isinstance(example, (tuple, list)):
-        return type(example)(_fed(v, recorder, f"{name}{i}") for i, v in enumerate(example))
+        return type(example)(_mapped(v, function, f"{name}{i}") for i, v in enumerate(example))
     return example
 
 
@@ -113,15 +117,7 @@ def call(model: nn.Module, example: Any) -> Any:
 
 def copied(batch: Any) -> Any:
     """Copy the tensors of an example, cut off from whatever computed them: a model may write to its input."""
-    if isinstance(batch, Tensor):
-        return batch.detach().clone().requires_grad_(batch.requires_grad)
-    if isinstance(batch, PackedSequence):
-        return PackedSequence(copied(batch.data), *batch[1:])
-    if isinstance(batch, dict):
-        return {key: copied(value) for key, value in batch.items()}
-    if type(batch) in (tuple, list):
-        return type(batch)(copied(value) for value in batch)
-    return batch
+    return _mapped(batch, lambda t, _: t.detach().clone().requires_grad_(t.requires_grad))
 
 
 def materialised(model: nn.Module, example: Any) -> None:
@@ -129,7 +125,7 @@ def materialised(model: nn.Module, example: Any) -> None:
     if any(waits(module) for module in model.modules()):
         with torch.no_grad(), values_kept(model):
             try:
-                call(model, example)
+                call(model, copied(example))
             except Exception as error:
                 raise explained(error, example) from error.__cause__
 
