@@ -313,6 +313,15 @@ def test_only_touches_what_it_names() -> None:
         unitvar.plan(model, torch.zeros(2, 32), only="haed.*")
 
 
+@pytest.mark.parametrize("only", ["0.*", "2.*", ["0.weight", "2.bias"]])
+def test_a_tied_parameter_is_selected_by_any_of_its_names(only: Any) -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
+    model[2].weight, model[2].bias = model[0].weight, model[0].bias
+    free, chosen = unitvar.plan(model, torch.zeros(2, 8)), unitvar.plan(model, torch.zeros(2, 8), only=only)
+    assert chosen.rows == free.rows
+    assert chosen.layers[0].biases == ("0.bias",)
+
+
 def test_transposed_weights_get_rows_along_what_is_summed() -> None:
     for distribution in ("sphere", "orthonormal"):
         model = nn.Sequential(Conv1D(32, 8))

@@ -46,7 +46,7 @@ def plan(
         example: a tensor; a tuple of positional arguments; a dict of keyword arguments.
         mode: ``"forward"``, ``"backward"``, ``"mean"`` or ``"paper"``, as in :func:`unitvar.init.gain`.
         distribution: ``"sphere"``, ``"orthonormal"``, ``"normal"`` or ``"uniform"``.
-        only: shell pattern or patterns on parameter names; all others keep their values.
+        only: shell pattern or patterns on parameter names, any name of a tied one; all others keep their values.
         inputs: ``"standard"`` (zero mean, unit variance), ``"measured"`` (the example's own), ``(mean, std)``, or a
             list of those, one for each floating-point tensor.
         rules: op name → rule, for this call; see :func:`unitvar.rule`. A pair is a rule and its backward factor; a

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 import warnings
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -149,7 +149,7 @@ def _solved(
     def walk(fixed: dict[str, float]) -> tuple[_Pass, Propagation]:
         this = _Pass(options, allowed, fixed)
         out = propagate(
-            graph, inputs, this.solve, zeroed=lambda name: options.selects(name) and allowed.get(name, "") is None,
+            graph, inputs, this.solve, zeroed=lambda name: allowed.get(name, "") is None,
             overrides=options.overrides, backward=exact,
         )  # fmt: skip
         return this, out
@@ -194,11 +194,14 @@ def _square(record: _Record, options: Options) -> float:
 
 def _allowed(model: nn.Module, options: Options) -> dict[str, str | None]:
     """Say of every parameter why it may not be touched; None if it may."""
+    names = defaultdict(list)  # those of a tied parameter are many, and any of them selects it
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names[id(parameter)].append(name)
     return {
         name: "frozen: requires_grad is False"
         if not parameter.requires_grad
         else f"not selected by only={options.only!r}"
-        if not options.selects(name)
+        if not any(map(options.selects, names[id(parameter)]))
         else f"of dtype {parameter.dtype}"
         if not parameter.is_floating_point()
         else None
@@ -220,9 +223,7 @@ def _plan(
         if name in embedded:  # tied to an output layer: an embedding comes first
             continue
         square = scales[name]
-        biases = tuple(
-            b for b in dict.fromkeys(found.biases.get(name, ())) if allowed.get(b, "") is None and options.selects(b)
-        )
+        biases = tuple(b for b in dict.fromkeys(found.biases.get(name, ())) if allowed.get(b, "") is None)
         second = sum(r.second) / len(r.second)
         layers.append(
             LayerPlan(
