@@ -83,6 +83,9 @@ class Owner(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.generator = torch.Generator().manual_seed(3)
+        self.python, self.legacy = random.Random(3), np.random.RandomState(3)
+        self.system = random.SystemRandom()  # has no state to put back
+        self.numpy, self.twister = np.random.default_rng(3), np.random.Generator(np.random.MT19937(3))
 
 
 DRAWS = {
@@ -90,6 +93,10 @@ DRAWS = {
     "python": lambda owner: random.random(),
     "numpy": lambda owner: np.random.rand(),
     "its own": lambda owner: torch.rand(1, generator=owner.generator),
+    "its own, Python's": lambda owner: owner.python.random(),
+    "its own, numpy's": lambda owner: owner.numpy.random(),
+    "its own, numpy's with arrays in its state": lambda owner: owner.twister.random(),
+    "its own, numpy's of old": lambda owner: owner.legacy.rand(),
 }
 
 

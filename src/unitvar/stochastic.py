@@ -67,10 +67,10 @@ class RandomState:
     accelerators: tuple[Tensor, ...]
     python: object
     numpy: Any
-    owned: tuple[tuple[torch.Generator, Tensor], ...]
+    owned: tuple[tuple[Any, Any], ...]
 
     @staticmethod
-    def read(owned: Iterable[torch.Generator] = ()) -> RandomState:
+    def read(owned: Iterable[Any] = ()) -> RandomState:
         """Read all states as they stand."""
         # numpy.random that nobody has imported is numpy.random that nobody draws from.
         numpy_random = sys.modules.get("numpy.random")
@@ -79,7 +79,7 @@ class RandomState:
             tuple(torch.cuda.get_rng_state_all()) if torch.cuda.is_initialized() else (),  # type: ignore[no-untyped-call]
             random.getstate(),
             numpy_random.get_state() if numpy_random else None,
-            tuple((generator, generator.get_state()) for generator in owned),
+            tuple((generator, _state_of(generator)) for generator in owned),
         )
 
     def restore(self) -> None:
@@ -91,7 +91,10 @@ class RandomState:
         if self.numpy is not None:
             sys.modules["numpy.random"].set_state(self.numpy)
         for generator, state in self.owned:
-            generator.set_state(state)
+            if hasattr(generator, "bit_generator"):
+                generator.bit_generator.state = state
+            else:
+                (generator.setstate if isinstance(generator, random.Random) else generator.set_state)(state)
 
     def same_as(self, other: RandomState) -> bool:
         """Say whether nothing was drawn between the two readings."""
@@ -100,17 +103,33 @@ class RandomState:
             and same(self.accelerators, other.accelerators)
             and self.python == other.python
             and _plain(self.numpy) == _plain(other.numpy)
-            and same([s for _, s in self.owned], [s for _, s in other.owned])
+            and _plain([s for _, s in self.owned]) == _plain([s for _, s in other.owned])
         )
 
 
-def _plain(numpy_state: Any) -> object:
-    return None if numpy_state is None else [v.tobytes() if hasattr(v, "tobytes") else v for v in numpy_state]
+def _state_of(generator: Any) -> Any:
+    if hasattr(generator, "bit_generator"):  # numpy's Generator
+        return generator.bit_generator.state
+    return generator.getstate() if isinstance(generator, random.Random) else generator.get_state()
 
 
-def owned_generators(model: nn.Module) -> list[torch.Generator]:
-    """Find the generators that modules hold as attributes."""
-    return [value for m in model.modules() for value in vars(m).values() if isinstance(value, torch.Generator)]
+def _plain(state: Any) -> object:
+    """Turn a state into what == compares: arrays and tensors into bytes."""
+    if isinstance(state, Tensor):
+        return state.numpy().tobytes()
+    if isinstance(state, Mapping):
+        return {key: _plain(value) for key, value in state.items()}
+    if isinstance(state, (tuple, list)):
+        return [_plain(value) for value in state]
+    return state.tobytes() if hasattr(state, "tobytes") else state
+
+
+def owned_generators(model: nn.Module) -> list[Any]:
+    """Find the generators that modules hold as attributes: torch's, Python's and numpy's."""
+    found = sys.modules.get("numpy.random")
+    kinds = (torch.Generator, random.Random, *((found.Generator, found.RandomState) if found else ()))
+    held = (value for module in model.modules() for value in vars(module).values() if isinstance(value, kinds))
+    return [generator for generator in held if not isinstance(generator, random.SystemRandom)]  # which has no state
 
 
 @contextmanager
