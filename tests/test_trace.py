@@ -1,7 +1,9 @@
 """Tracing: anything that runs becomes a graph, and the model comes out as it went in."""
 
+import logging
 from collections import UserDict, defaultdict
 from contextlib import nullcontext
+from io import StringIO
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -276,6 +278,20 @@ def test_tensors_that_forward_writes_to_keep_memory_and_bits(assign: bool, value
         plan = unitvar.initialize_(model, torch.randn(4, 8))
         assert model.a.weight is weight
         assert torch.allclose(weight.norm(dim=1), torch.full((8,), plan["a.weight"].scale))
+
+
+def test_what_fails_without_data_is_not_logged() -> None:
+    lines, logger = StringIO(), logging.getLogger("torch._subclasses.fake_tensor")
+    handler = logging.StreamHandler(lines)
+    logger.addHandler(handler)
+    try:
+        with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+            unitvar.plan(nn.Linear(4, 2), torch.randn(3, 5))
+        assert lines.getvalue() == ""
+        logger.error("as before")
+        assert lines.getvalue() == "as before\n"
+    finally:
+        logger.removeHandler(handler)
 
 
 def test_train_mode_whatever_the_flag() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -51,7 +52,7 @@ def trace(model: nn.Module, example: Any, *, training: bool = True, known: Calla
             materialised(model, example)
         fake: FakeTensorMode | str = "meta" if on_meta else FakeTensorMode(allow_non_fake_inputs=True)
         try:
-            with torch.inference_mode():
+            with torch.inference_mode(), _quiet():
                 return _record(model, example, fake, known, training)
         except Exception as error:
             if on_meta:
@@ -86,6 +87,17 @@ def _record(
             result = call(model, fed)
         recorder.outputs(result)
     return recorder.graph
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep torch from logging what fails without data: it works with data, or is raised then."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    before, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = before
 
 
 def _mapped(example: Any, function: Callable[[Tensor, str], Tensor], name: str = "input") -> Any:
