@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -32,7 +32,8 @@ def preserved(model: nn.Module) -> Iterator[RandomState]:
         start = stack.enter_context(random_state_kept(model))
         stack.enter_context(lazy_on_failure(model))
         stack.enter_context(buffers_kept(model))
-        stack.enter_context(storages_kept(model))
+        # Not of DTensors and the like, whose memory comes and goes.
+        stack.enter_context(data_kept(p for p in model.parameters() if type(p) is nn.Parameter))
         stack.enter_context(evaluating(model))
         stack.enter_context(torch.no_grad())
         if "torch._dynamo" in sys.modules:  # only then can anything be compiled; compiled code would skip what we watch
@@ -79,17 +80,34 @@ def _version(tensor: Tensor) -> int:
 
 
 @contextmanager
-def storages_kept(model: nn.Module) -> Iterator[None]:
-    """Give parameters back the storage that a forward may have exchanged, as ``weight.data = renorm(weight.data)``."""
-    # Not of DTensors and the like, whose storage is not where they say it is.
-    plain = [p for p in model.parameters() if type(p) is nn.Parameter and not is_lazy(p)]
-    saved = [(p, p.data) for p in plain]
+def data_kept(tensors: Iterable[Tensor]) -> Iterator[None]:
+    """Put back the memory of tensors whose ``.data`` a forward assigns to, as one that limits its norms does."""
+    with torch.inference_mode(False):
+        kept = [(t, t.data) for t in solid(tensors)]
     try:
         yield
     finally:
-        for parameter, data in saved:
-            if parameter.data_ptr() != data.data_ptr() or parameter.shape != data.shape:
-                parameter.data = data
+        with torch.inference_mode(False):
+            for tensor, data in kept:
+                if _memory(tensor) != _memory(data):
+                    tensor.data = data
+
+
+def solid(tensors: Iterable[Tensor]) -> list[Tensor]:
+    """Choose the tensors that have numbers in memory of their own."""
+    return [t for t in tensors if not is_lazy(t) and not t.is_meta and t.layout == torch.strided]
+
+
+def _memory(tensor: Tensor) -> tuple[Any, ...]:
+    return storage_of(tensor), tensor.dtype, tensor.shape, tensor.stride(), tensor.storage_offset()
+
+
+def storage_of(tensor: Tensor) -> int:
+    """Identify the memory that a tensor views."""
+    try:
+        return int(tensor.untyped_storage()._cdata)
+    except (RuntimeError, NotImplementedError):  # sparse tensors and the like have none
+        return -id(tensor)
 
 
 @contextmanager

@@ -16,10 +16,11 @@ from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from unitvar.batchnorm.moments import Moments, batch_moments
+from unitvar.batchnorm.preserve import storage_of
 from unitvar.flow.tally import Layer, widest
 from unitvar.rules import RULES
 from unitvar.trace.graph import Op, op_of
-from unitvar.trace.record import storage_of, tensors_in
+from unitvar.trace.record import tensors_in
 
 __all__ = ["Meter"]
 

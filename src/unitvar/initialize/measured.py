@@ -12,11 +12,12 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from unitvar.batchnorm.feed import device_of, moved
+from unitvar.batchnorm.preserve import storage_of
 from unitvar.initialize.layers import Plan
 from unitvar.rules import RULES
 from unitvar.rules.recurrence import FLAVOURS
 from unitvar.trace.graph import Op, op_of
-from unitvar.trace.record import storage_of, tensors_in
+from unitvar.trace.record import tensors_in
 from unitvar.trace.run import call, copied
 from unitvar.trace.untouched import untouched, values_kept
 

@@ -10,9 +10,10 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from unitvar.batchnorm.preserve import storage_of
 from unitvar.trace.graph import Graph, Node, Op, Value, op_of
 
-__all__ = ["Recorder", "flattened", "storage_of", "tensors_in"]
+__all__ = ["Recorder", "flattened", "tensors_in"]
 
 MERGE = "unitvar.merge"
 # Frequent ops whose output has the shape of their first argument: known without asking.
@@ -246,14 +247,6 @@ def _merge(self: Tensor, written: Tensor) -> Tensor:
 
 
 _MERGE_OP = Op(_merge, MERGE, ("self", "written", "shares"), (None, None, None), (), False, False, False)
-
-
-def storage_of(tensor: Tensor) -> int:
-    """Identify the memory that a tensor views."""
-    try:
-        return int(tensor.untyped_storage()._cdata)
-    except (RuntimeError, NotImplementedError):  # sparse tensors and the like have none
-        return -id(tensor)
 
 
 def _shares(read: Tensor, written: list[Tensor]) -> tuple[float, ...]:

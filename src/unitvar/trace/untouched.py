@@ -9,11 +9,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
 
-from unitvar.batchnorm.preserve import buffers_kept
+from unitvar.batchnorm import preserve
+from unitvar.batchnorm.preserve import buffers_kept, solid
 from unitvar.stochastic import random_state_kept
-from unitvar.trace.record import storage_of
 
 __all__ = ["attributes_kept", "data_kept", "in_mode", "modules_tracked", "plain_kept", "untouched", "values_kept"]
 
@@ -45,7 +44,7 @@ def untouched(model: nn.Module, *, training: bool = True, attributes: bool = Tru
 @contextmanager
 def values_kept(model: nn.Module) -> Iterator[None]:
     """Put parameters, buffers and plain tensor attributes back, bit by bit; needed where real tensors are run."""
-    with buffers_kept(model), plain_kept(model), _kept(_solid(model.parameters())), data_kept(model):
+    with buffers_kept(model), plain_kept(model), _kept(solid(model.parameters())), data_kept(model):
         yield
 
 
@@ -71,25 +70,10 @@ def _kept(tensors: Iterable[Tensor]) -> Iterator[None]:
 
 @contextmanager
 def data_kept(model: nn.Module) -> Iterator[None]:
-    """Put back the memory of tensors whose ``.data`` a forward assigns to, as one that limits its norms does."""
+    """Put back the memory of parameters, buffers and plain tensor attributes whose ``.data`` a forward assigns to."""
     plain = (t for module in model.modules() for t in _plain_tensors(module))
-    with torch.inference_mode(False):
-        kept = [(t, t.data) for t in _solid((*model.parameters(), *model.buffers(), *plain))]
-    try:
+    with preserve.data_kept((*model.parameters(), *model.buffers(), *plain)):
         yield
-    finally:
-        with torch.inference_mode(False):
-            for tensor, data in kept:
-                if _memory(tensor) != _memory(data):
-                    tensor.data = data
-
-
-def _solid(tensors: Iterable[Tensor]) -> list[Tensor]:
-    return [t for t in tensors if not is_lazy(t) and not t.is_meta and t.layout == torch.strided]
-
-
-def _memory(tensor: Tensor) -> tuple[Any, ...]:
-    return storage_of(tensor), tensor.dtype, tensor.shape, tensor.stride(), tensor.storage_offset()
 
 
 def _plain_tensors(module: nn.Module) -> Iterator[Tensor]:
