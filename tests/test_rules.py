@@ -1,5 +1,6 @@
 """Rules: each against the op itself on random numbers."""
 
+import math
 from collections.abc import Callable
 
 import pytest
@@ -22,6 +23,7 @@ OPS: dict[str, Callable[[Tensor], Tensor]] = {
     "adaptive_max_pool2d": lambda x: F.adaptive_max_pool2d(x, 3),
     "mean": lambda x: x.mean((2, 3), keepdim=True).expand_as(x),
     "amax": lambda x: x.amax((2, 3), keepdim=True).expand_as(x),
+    "max": lambda x: x.max(3, keepdim=True)[0].expand_as(x),
     "sum of two": lambda x: x.relu() + x.tanh(),
     "product": lambda x: x * x.sigmoid(),
     "pad": lambda x: F.pad(x, (2, 2, 2, 2)),
@@ -70,6 +72,24 @@ def test_a_rule_gives_what_the_op_does(name: str) -> None:
     assert layer.mean == pytest.approx(y.mean().item(), abs=0.02, rel=0.02)
     # A mean over 144 positions leaves 2048 numbers, whose square is known to 3 %.
     assert layer.second == pytest.approx(y.square().mean().item(), rel=0.12 if name == "mean" else 0.04)
+
+
+@pytest.mark.parametrize("op", [torch.max, torch.min])
+def test_the_larger_of_two_independent_tensors_is_clark_s(op: Callable[..., Tensor]) -> None:
+    """Clark (1961): for two independent standard normals E max = 1 / √π and E max² = 1; the minimum mirrors it."""
+
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b, self.c = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.c(op(self.a(x), self.b(x)))
+
+    for mode in ("forward", "backward"):
+        layer = unitvar.plan(Two(), torch.randn(4, 8), mode=mode)["c.weight"]
+        assert layer.mean == pytest.approx((1 if op is torch.max else -1) / math.sqrt(math.pi), rel=0.02)
+        assert layer.second == pytest.approx(1.0, rel=0.02)
 
 
 @pytest.mark.parametrize(

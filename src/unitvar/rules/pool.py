@@ -160,14 +160,27 @@ def sum_(x: Moments, dim: Any = None, keepdim: Any = False, *_: Any) -> Moments:
     return averaged.scaled(count)
 
 
-@builtin("max", "amax", word="max", backward=lambda x, dim=None, *_: 1 / (x.shape[dim] if isinstance(dim, int) else 1))
+# max and min of two tensors, ``.other``, are pointwise: replayed.
+@builtin(
+    "max.default",
+    "max.dim",
+    "amax",
+    word="max",
+    backward=lambda x, dim=None, *_: 1 / (x.shape[dim] if isinstance(dim, int) else 1),
+)
 def amax(x: Moments, dim: Any = None, keepdim: Any = False) -> tuple[Moments, Moments]:
     shape, across, along = _reduced(x, dim, bool(keepdim))
     top = x.maximum(across * along)
     return top.like(shape=shape, features=None, profile=None), Moments(0.0, 0.0, shape)
 
 
-@builtin("min", "amin", word="min", backward=lambda x, dim=None, *_: 1 / (x.shape[dim] if isinstance(dim, int) else 1))
+@builtin(
+    "min.default",
+    "min.dim",
+    "amin",
+    word="min",
+    backward=lambda x, dim=None, *_: 1 / (x.shape[dim] if isinstance(dim, int) else 1),
+)
 def amin(x: Moments, dim: Any = None, keepdim: Any = False) -> tuple[Moments, Moments]:
     shape, across, along = _reduced(x, dim, bool(keepdim))
     low = x.minimum(across * along)
