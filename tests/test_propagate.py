@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -15,10 +15,12 @@ from torch import Tensor, nn
 
 import unitvar
 from unitvar import Moments
+from unitvar.propagate import gradients, propagate
 from unitvar.propagate.grid import Field, bernoulli, gaussian
 from unitvar.propagate.state import State
 from unitvar.rules import RULES
 from unitvar.rules.weights import conv, conv_transpose
+from unitvar.trace import trace
 
 rates = st.floats(0.05, 1.0)
 means, stds = st.floats(-3, 3), st.floats(0.1, 3)
@@ -442,6 +444,48 @@ def test_a_rule_for_one_call_keeps_the_factor_of_its_op_or_brings_its_own() -> N
     assert squared(pooled, rules={name: lambda x, *_: x.like(shape=(256, 8))}) == pytest.approx(usual)
     halved = squared(pooled, rules={name: (lambda x, *_: x.like(shape=(256, 8)), lambda x, *_: 0.5)})
     assert halved == pytest.approx(usual / 2)  # an average of two passes a quarter
+
+
+@pytest.fixture
+def rules() -> Iterator[None]:
+    """Give the rules back as they were."""
+    before = dict(RULES)
+    yield
+    RULES.clear()
+    RULES.update(before)
+
+
+@pytest.mark.usefixtures("rules")
+def test_a_registered_rule_does_what_one_for_a_call_does() -> None:
+    net, x = nn.Sequential(linear(), nn.ReLU(), nn.Dropout(0.75), linear()), torch.zeros(2, 16)
+    usual = unitvar.plan(net, x)
+    for name, own, times in [
+        ("aten.linear", RULES["aten.linear"].forward, 1.0),
+        ("aten.dropout", lambda x, *_: x, 0.25),
+    ]:
+        once = unitvar.plan(net, x, rules={name: own})
+        unitvar.rule(name)(own)
+        always = unitvar.plan(net, x)
+        assert [layer.second for layer in always] == [layer.second for layer in once]
+        # Without its dropout ReLU halves: 1/2 instead of 1/2 over the keep rate.
+        assert [layer.second for layer in always] == pytest.approx([1.0, usual["3.weight"].second * times])
+        assert usual["3.weight"].second == pytest.approx(0.5 / 0.25)
+
+
+@pytest.mark.usefixtures("rules")
+@pytest.mark.parametrize("name", ["aten.dropout", "aten.dropout.default"])
+def test_a_registered_rule_brings_its_own_backward(name: str) -> None:
+    unitvar.rule(name, backward=lambda x, *_: 5.0)(lambda x, *_: x)
+    assert 1 / squared(lambda x: F.dropout(x, 0.5)) == pytest.approx(5.0)
+    graph = trace(nn.Dropout(0.5), torch.zeros(2, 16))
+    found = propagate(graph, [Moments(0.0, 1.0)], lambda weighing: None)
+    assert gradients(graph, found, [1.0])[id(graph.inputs[0])] == pytest.approx(5.0)
+
+
+@pytest.mark.usefixtures("rules")
+def test_a_rule_for_all_overloads_goes_before_those_of_single_ones() -> None:
+    unitvar.rule("aten.max")(lambda x, *_: x.like(mean=0.0, second=7.0, shape=x.shape[:1]))
+    assert unitvar.plan(Calls(lambda m, x: m.l(x.max(1)[0]), l=linear()), torch.zeros(16, 2))["l.weight"].second == 7.0
 
 
 @pytest.mark.usefixtures("untyped")

@@ -21,6 +21,7 @@ from unitvar.propagate.given import actual, arguments, realised
 from unitvar.propagate.grid import Field
 from unitvar.propagate.replay import replayed
 from unitvar.propagate.sample import MOST
+from unitvar.propagate.special import SPECIAL
 from unitvar.propagate.state import State
 from unitvar.propagate.walk import Propagation
 from unitvar.rules import Moments, Rule
@@ -109,7 +110,9 @@ class _Reverse:
         energy = sum(self.energy[id(o)] for o in outputs)
         name, args = node.name, node.args
         rule = find(name, getattr(node.op.func, "_overloadname", ""), self.overrides)
-        if name in SAME or name in PICK:
+        if name in SPECIAL and rule is not None and rule.backward is not None:  # the user's
+            self._ruled(node, rule, outputs[0], energy)
+        elif name in SAME or name in PICK:
             self.add(next((v for v in node.inputs if _signal(v)), None), energy)
         elif name == "aten.copy":
             self.add(args[1], energy)

@@ -71,11 +71,9 @@ def _step(walk: Walk, node: Node) -> None:
         elif kinds == {"derived"}:
             _look_for_constants(walk, node)
         return
-    name, overload = node.name, node.op.overload
-    overridden = name in walk.overrides or f"{name}.{overload}" in walk.overrides
-    if not overridden and special(walk, node):
+    rule = find(node.name, node.op.overload, walk.overrides)
+    if rule is None and special(walk, node):  # an op of that table has no rule but the user's
         return
-    rule = find(name, overload, walk.overrides)
     if rule is not None and rule.weights:
         weigh(walk, node, rule)
         return

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 __all__ = ["RULES", "Rule", "find", "rule"]
@@ -29,12 +29,13 @@ def rule(name: str, *, backward: Callable[..., Any] | None = None) -> Callable[[
     """Add or replace the rule of an op.
 
     The function gets the op's arguments in schema order, each tensor as ``Moments(mean, second, shape)`` and the rest
-    as recorded, and returns ``Moments``, or a tuple of them for several outputs.
+    as recorded, and returns ``Moments``, or a tuple of them for several outputs. What else is known of the op, such as
+    which of its arguments are weights, stays.
 
     Args:
         name: ``"aten.max_pool2d"`` for all overloads, ``"aten.add.Tensor"`` for one.
         backward: a function of the same arguments that returns E[g_in²] / E[g_out²], one for each tensor input (or one
-            number for the first). Default: estimated by autograd on samples.
+            number for the first). Default: that of the rule so far; without one, estimated by autograd on samples.
 
     Returns:
         A decorator, which returns the function.
@@ -53,7 +54,10 @@ def rule(name: str, *, backward: Callable[..., Any] | None = None) -> Callable[[
     def add(function: F) -> F:
         if not callable(function):
             raise TypeError(f"{function!r} is not a function, so it cannot be the rule of {name}.")
-        RULES[name] = Rule(function, backward)
+        known = RULES.get(name) or RULES.get(name.rpartition(".")[0]) or Rule(function)
+        for overload in [full for full in RULES if full.startswith(f"{name}.")]:
+            del RULES[overload]  # or it would go before the rule for all of them
+        RULES[name] = replace(known, forward=function, backward=backward or known.backward)
         return function
 
     return add
