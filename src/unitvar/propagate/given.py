@@ -13,7 +13,7 @@ from unitvar.rules import Moments
 from unitvar.rules.moments import default_features
 from unitvar.trace import Node, Value
 
-__all__ = ["LOWEST", "actual", "ancestors", "arguments", "given", "realised"]
+__all__ = ["LOWEST", "actual", "ancestors", "arguments", "by_row", "given", "realised"]
 
 LOWEST = -1e4  # a score this low is one that a mask has taken out
 _FEW = 1 << 16  # elements up to which the law of a tensor is worth finding
@@ -28,23 +28,27 @@ def given(value: Value) -> State:
         return State(Moments(float(ones), 1.0, shape), shape=shape, features=default_features(shape))
     if not tensor.numel():
         return State(Moments(0.0, 0.0, shape))
-    numbers, masked = tensor.detach(), 0.0
+    numbers = tensor.detach()
     if numbers.numel() <= _FEW or not numbers.is_floating_point():
         numbers = numbers.double()
-    if value.kind == "constant" and tensor.is_floating_point():
-        numbers, masked = _unmasked(numbers)
+    masks = value.kind != "parameter" and tensor.is_floating_point()
+    numbers, seen = _unmasked(numbers) if masks else (numbers, (1.0,))
     state = _described(numbers, value)
-    state.masked, state.features, state.depth = masked, default_features(shape), -1
+    state.seen, state.features, state.depth = seen, default_features(shape), -1
     return state
 
 
-def _unmasked(numbers: Tensor) -> tuple[Tensor, float]:
-    """Take out what a mask has set to minus infinity, and tell its share."""
-    low = numbers < LOWEST
-    if not low.any():
-        return numbers, 0.0
-    masked = float(low.double().mean())
-    return (numbers[~low] if masked < 1 else torch.zeros(1, dtype=torch.float64)), masked
+def _unmasked(numbers: Tensor) -> tuple[Tensor, tuple[float, ...]]:
+    """Take out what a mask has set to minus infinity, and tell what it leaves of each row."""
+    high = numbers >= LOWEST
+    if high.all():
+        return numbers, (1.0,)
+    return (numbers[high] if high.any() else numbers.new_zeros(1)), by_row(high)
+
+
+def by_row(mask: Tensor) -> tuple[float, ...]:
+    """Give the share of each row that is True."""
+    return tuple((mask != 0).double().reshape(-1, mask.shape[-1] if mask.dim() else 1).mean(-1).tolist())
 
 
 def _described(numbers: Tensor, value: Value) -> State:

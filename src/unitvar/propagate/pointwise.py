@@ -12,7 +12,7 @@ from torch import Tensor
 from unitvar.propagate.grid import Axis, Field, bernoulli, quantiles
 from unitvar.propagate.state import State
 from unitvar.rules import Moments
-from unitvar.rules.moments import default_features
+from unitvar.rules.moments import default_features, least_seen
 from unitvar.rules.pool import total
 
 __all__ = ["evaluate", "multiplied"]
@@ -70,7 +70,7 @@ def evaluate(name: str, call: Callable[..., Any], args: tuple[Any, ...]) -> Stat
     main = _main(states)
     made = State(field=result, shape=shape, words=main.words, depth=main.depth, features=_features(states, shape),
                  profile=_profile(states, shape),
-                 masked=max(s.masked for s in states), keep=main.keep, chi=main._chi, slope=main._slope,
+                 seen=least_seen(*(s.seen for s in states)), keep=main.keep, chi=main._chi, slope=main._slope,
                  last=main.last, positions=any(s.positions for s in states))  # fmt: skip
     if axis is None:
         made._chi = main.chi
@@ -165,7 +165,7 @@ def _independent(name: str, args: tuple[Any, ...], shape: tuple[int, ...]) -> St
     else:
         return None
     return State(
-        out.like(shape=shape, features=None, masked=max(a.masked, b.masked)), words=words, chi=chi, depth=main.depth,
+        out.like(shape=shape, features=None, seen=least_seen(a.seen, b.seen)), words=words, chi=chi, depth=main.depth,
         slope=slope, keep=main.kept, features=features, last=main.last, profile=_profile(states, shape),
         positions=any(s.positions for s in states),
     )  # fmt: skip

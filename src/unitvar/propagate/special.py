@@ -12,7 +12,7 @@ from unitvar.propagate.pointwise import multiplied
 from unitvar.propagate.state import State
 from unitvar.propagate.walk import Walk
 from unitvar.rules import Moments
-from unitvar.rules.moments import default_features
+from unitvar.rules.moments import default_features, least_seen
 from unitvar.rules.noise import DROPOUTS, NOISE
 from unitvar.rules.shapes import PICK, SAME, features_after, merge
 from unitvar.trace import Node, Value
@@ -148,24 +148,24 @@ def _masked_fill(walk: Walk, node: Node) -> bool:
     scores, mask, filled = node.args[:3]
     if walk.level(filled) > LOWEST:
         return False
-    return _masked(walk, node, walk.state(scores), walk.level(mask))
+    return _masked(walk, node, walk.state(scores), tuple(1 - share for share in walk.true(mask)))
 
 
 def _where(walk: Walk, node: Node) -> bool:
     if len(node.args) != 3:
         return False
     mask, a, b = node.args
-    share = walk.level(mask)
-    for kept, taken, out in ((a, b, 1 - share), (b, a, share)):
-        gone = isinstance(taken, Value) and walk.state(taken).masked == 1.0
+    share = walk.true(mask)
+    for kept, taken, seen in ((a, b, share), (b, a, tuple(1 - s for s in share))):
+        gone = isinstance(taken, Value) and not any(walk.state(taken).seen)
         if isinstance(kept, Value) and (gone or walk.level(taken) <= LOWEST):
-            return _masked(walk, node, walk.state(kept), out)
+            return _masked(walk, node, walk.state(kept), seen)
     return False
 
 
-def _masked(walk: Walk, node: Node, scores: State, share: float) -> bool:
+def _masked(walk: Walk, node: Node, scores: State, seen: tuple[float, ...]) -> bool:
     made = scores.moved(scores.shape, scores.features)
-    made.masked = max(scores.masked, min(1.0, share))
+    made.seen = least_seen(scores.seen, seen)
     walk.put(node, [made])
     return True
 

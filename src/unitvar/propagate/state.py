@@ -24,8 +24,8 @@ class State:
         positions: whether an example has more than one element of a feature, which a flattened shape no longer shows.
     """
 
-    __slots__ = ("_chi", "_field", "_moments", "_slope", "depth", "features", "keep", "last", "masked",
-                 "positions", "profile", "shape", "words")  # fmt: skip
+    __slots__ = ("_chi", "_field", "_moments", "_slope", "depth", "features", "keep", "last",
+                 "positions", "profile", "seen", "shape", "sums", "words")  # fmt: skip
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class State:
         slope: float = 1.0,
         keep: float = 1.0,
         features: int | None = None,
-        masked: float = 0.0,
+        seen: tuple[float, ...] = (1.0,),
         last: Any = None,
         profile: Any = None,
         positions: bool = False,
@@ -50,7 +50,8 @@ class State:
         self._chi, self._slope, self.last = chi, slope, last
         self.profile = moments.profile if moments is not None and profile is None else profile
         self.features = moments.features if moments is not None and features is None else features
-        self.masked = moments.masked if moments is not None else masked
+        self.seen = moments.seen if moments is not None else seen
+        self.sums = moments is not None and moments.sums
         self.positions = positions or len(self.shape) > 2 or (moments is not None and moments.cross is not None)
 
     @property
@@ -66,7 +67,7 @@ class State:
         m = self._moments
         cross, near = (m.pair, m.near) if self.positions else (None, None)
         return Moments(m.mean, m.second, self.shape, cross=cross, near=near, features=self.features,
-                       masked=self.masked, extreme=self._extreme, profile=self.profile)  # fmt: skip
+                       seen=self.seen, sums=self.sums, extreme=self._extreme, profile=self.profile)  # fmt: skip
 
     @property
     def field(self) -> Field:
@@ -130,7 +131,7 @@ class State:
         _ = self.field if self._moments is not None and self._field is None and self._moments.var > 0 else None
         out = State(self._moments, field=self._field, shape=shape, words=self.words, chi=self._chi, depth=self.depth,
                     slope=self._slope, keep=self.keep, last=self.last)  # fmt: skip
-        out.features, out.masked = features, self.masked
+        out.features, out.seen, out.sums = features, self.seen, self.sums
         out.profile = self.profile if shape == self.shape else None
         out.positions = len(shape) > 2 or self.positions
         return out
@@ -150,7 +151,7 @@ class State:
                         chi=self._chi, depth=self.depth, slope=self._slope, keep=self.keep, last=self.last)  # fmt: skip
             if large.origin is self:  # it is the Gaussian itself
                 large.origin = out
-        out.features, out.masked = features, self.masked
+        out.features, out.seen, out.sums = features, self.seen, self.sums
         out.profile, out.positions = None, len(shape) > 2 or self.positions
         return out
 

@@ -7,7 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from unitvar.propagate.given import actual, ancestors, given
+import torch
+
+from unitvar.propagate.given import actual, ancestors, by_row, given, realised
 from unitvar.propagate.state import State
 from unitvar.propagate.uses import Solver, followed
 from unitvar.rules import Moments, Rule
@@ -72,6 +74,8 @@ class Walk:
     def moments(self, arg: Any, replaced: Mapping[int, Moments] = NONE) -> Any:
         """Give an argument with moments for its values, or what replaces them."""
         if isinstance(arg, Value):
+            if arg.dtype == torch.bool:  # a mask, whose rows count
+                return self.state(arg).moments.like(seen=self.true(arg))
             return replaced[id(arg)] if id(arg) in replaced else self.state(arg).moments
         if isinstance(arg, tuple):
             return tuple(self.moments(a, replaced) for a in arg)
@@ -80,6 +84,13 @@ class Walk:
     def level(self, arg: Any) -> float:
         """Give the mean of an argument that may be a number or a tensor."""
         return self.state(arg).moments.mean if isinstance(arg, Value) else float(arg)
+
+    def true(self, mask: Any) -> tuple[float, ...]:
+        """Give the share of a mask that is True, in each of its rows where they are known."""
+        tensor = realised(mask) if isinstance(mask, Value) else None
+        if tensor is None or tensor.is_meta or not tensor.numel():
+            return (self.level(mask),)
+        return by_row(tensor)
 
     def actual(self, value: Value) -> Moments:
         """Give the moments that a weight has now."""

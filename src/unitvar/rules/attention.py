@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
 import torch
 
 from unitvar.rules.moments import Moments
@@ -28,6 +30,12 @@ def _softened(var: float, count: int) -> float:
     return float(scores.softmax(1).square().sum(1).mean())
 
 
+def _over_rows(var: float, counts: Sequence[float]) -> float:
+    """Average it over rows of different length: 1 / E Σ a² is nearly linear in it, so that a few lengths tell all."""
+    few = np.unique(np.geomspace(min(counts), max(counts), 32).round())
+    return float((1 / np.interp(counts, few, [1 / _concentration(var, n) for n in few])).mean())
+
+
 def _tilt(spread: float, squares: float, shape: tuple[int, ...]) -> float:
     """Return what attention gains because keys and values are made of the same tokens.
 
@@ -42,11 +50,9 @@ def _tilt(spread: float, squares: float, shape: tuple[int, ...]) -> float:
 @builtin("softmax", "_softmax", "special_softmax", word="softmax")
 def softmax(x: Moments, dim: int, *_: Any) -> Moments:
     size = x.shape[dim % len(x.shape)] if x.shape else 1
-    count = max(1.0, size * (1.0 - x.masked))
-    square = _concentration(x.var, count) / size
-    # A negative share marks weights that sum to one along their last dimension.
-    marked = -1.0 if dim % max(1, len(x.shape)) == len(x.shape) - 1 else 0.0
-    return Moments(1.0 / size, max(square, size**-2), x.shape, masked=marked)
+    square = _over_rows(x.var, [max(1.0, size * share) for share in x.seen]) / size
+    sums = dim % max(1, len(x.shape)) == len(x.shape) - 1
+    return Moments(1.0 / size, max(square, size**-2), x.shape, sums=sums)
 
 
 @builtin("log_softmax", "_log_softmax", "special_log_softmax", word="logsoftmax")
@@ -81,11 +87,10 @@ def attention(
     spread = scores.var * scale**2 * (1 - shared)
     rows = query.shape[-2]
     if causal:
-        seen: list[float] = [min(tokens, i + 1) for i in range(min(rows, 4096))]
+        seen = [float(min(tokens, i + 1)) for i in range(rows)]
     else:
-        left = 1.0 - max(0.0, mask.masked) if isinstance(mask, Moments) else 1.0
-        seen = [max(1.0, tokens * left)]
-    attended = sum(_concentration(spread, n) for n in seen) / len(seen)
+        seen = [max(1.0, tokens * share) for share in (mask.seen if isinstance(mask, Moments) else (1.0,))]
+    attended = _over_rows(spread, seen)
     evenly = sum(1 / n for n in seen) / len(seen)
     squares = attended / (1.0 - dropout)
     common, own = value.pair, value.second - value.pair

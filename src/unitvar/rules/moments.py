@@ -7,7 +7,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-__all__ = ["Moments", "default_features"]
+__all__ = ["Moments", "default_features", "least_seen"]
+
+
+def least_seen(*rows: tuple[float, ...]) -> tuple[float, ...]:
+    """Choose the mask that leaves least."""
+    return min(rows, key=lambda shares: sum(shares) / len(shares))
 
 
 def default_features(shape: tuple[int, ...]) -> int | None:
@@ -31,7 +36,9 @@ class Moments:
         features: the dimension that counts features; None: the last one.
         profile: along each spatial dimension, how the second moment is distributed (mean 1): where convolutions pad
             with zeros, borders are quieter. None: evenly.
-        masked: the share of elements that a mask has set to minus infinity, on the way to a softmax.
+        seen: on the way to a softmax, the share of each row that masks have left, all else being minus infinity; of a
+            boolean mask, the share of each row that is True.
+        sums: whether rows are the weights of a softmax, which sum to one along the last dimension.
     """
 
     mean: float
@@ -40,7 +47,8 @@ class Moments:
     cross: float | None = field(default=None, kw_only=True)
     near: float | None = field(default=None, kw_only=True)
     features: int | None = field(default=None, kw_only=True)
-    masked: float = field(default=0.0, kw_only=True)
+    seen: tuple[float, ...] = field(default=(1.0,), kw_only=True, repr=False)
+    sums: bool = field(default=False, kw_only=True)
     profile: tuple[Any, ...] | None = field(default=None, kw_only=True, repr=False, compare=False)
     # The law of the maximum (True) or minimum of k elements, where the engine knows more than moments.
     extreme: Callable[[float, bool], Moments] | None = field(default=None, kw_only=True, repr=False, compare=False)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from unitvar.rules.moments import Moments
+from unitvar.rules.moments import Moments, least_seen
 from unitvar.rules.registry import builtin
 
 __all__ = ["PICK", "SAME", "features_after"]
@@ -96,7 +96,7 @@ def _mixture(parts: Sequence[Moments], shares: Sequence[float], shape: tuple[int
         cross=sum(w * p.pair for w, p in zip(weights, parts, strict=True)),
         near=sum(w * p.beside for w, p in zip(weights, parts, strict=True)),
         shape=shape,
-        masked=max(p.masked for p in parts),
+        seen=least_seen(*(p.seen for p in parts)),
     )
 
 

@@ -204,7 +204,7 @@ def _matmul_backward(a: Moments, b: Moments) -> tuple[float, float]:
 @builtin("matmul", "mm", "bmm", "mv", "dot", weights=(0, 1), word="matmul", backward=_matmul_backward)
 def matmul(a: Moments, b: Moments) -> Moments:
     out = contract(a, b, a.shape[-1], _matmul_shape(a.shape, b.shape))
-    if a.masked < 0:  # rows of a softmax sum to one: what all positions of b share, they keep
+    if a.sums:  # rows of a softmax sum to one: what all positions of b share, they keep
         within = b.var - max(0.0, b.pair - b.mean**2)
         second = b.pair + a.second * a.shape[-1] * within
         out = out.like(mean=b.mean, second=second, cross=b.pair + within / a.shape[-1])
