@@ -74,6 +74,16 @@ def test_a_rule_gives_what_the_op_does(name: str) -> None:
     assert layer.second == pytest.approx(y.square().mean().item(), rel=0.12 if name == "mean" else 0.04)
 
 
+@pytest.mark.parametrize("channels", [5, 9])
+def test_a_slope_for_each_channel_is_averaged(channels: int) -> None:
+    net = nn.Sequential(nn.Conv2d(3, channels, 1), nn.PReLU(channels), nn.Conv2d(channels, 4, 1))
+    slopes = torch.linspace(-1, 2, channels)
+    net[1].weight.data = slopes  # type: ignore[assignment]
+    layer = unitvar.plan(net, torch.zeros(2, 3, 9, 9))["2.weight"]
+    assert layer.second == pytest.approx((1 + slopes.square().mean().item()) / 2)
+    assert layer.mean == pytest.approx((1 - slopes.mean().item()) / math.sqrt(2 * math.pi))
+
+
 @pytest.mark.parametrize("op", [torch.max, torch.min])
 def test_the_larger_of_two_independent_tensors_is_clark_s(op: Callable[..., Tensor]) -> None:
     """Clark (1961): for two independent standard normals E max = 1 / √π and E max² = 1; the minimum mirrors it."""

@@ -22,20 +22,19 @@ _SUMS = {"aten.add": 1.0, "aten.sub": -1.0, "aten.subtract": -1.0}
 _PRODUCTS = {"aten.mul", "aten.multiply"}
 
 
-def evaluate(name: str, call: Callable[..., Any], args: tuple[Any, ...]) -> State | None:
+def evaluate(name: str, call: Callable[..., Any], args: tuple[Any, ...], shape: tuple[int, ...]) -> State | None:
     """Replay an op on the grids of its arguments.
 
     Args:
         name: of the op.
         call: computes it.
         args: in schema order, States for tensors.
+        shape: of its output; PReLU's slopes do not broadcast as others do.
 
     Returns:
         The state of its output; None if the op will not run on grids.
     """
     states = [a for a in args if isinstance(a, State)]
-    shapes = {s.shape for s in states}
-    shape = shapes.pop() if len(shapes) == 1 else tuple(torch.broadcast_shapes(*shapes))  # type: ignore[no-untyped-call]
     fields = [s.field for s in states]
     large = {id(f.large): f.large for f in fields if f.large is not None}
     if len(large) > 1:
@@ -133,7 +132,7 @@ def _tidied(field: Field) -> Field:
         values = field.values.detach().expand(len(axis.nodes), 1)[:, 0]
         distinct, inverse = torch.unique(values, return_inverse=True)
         if len(distinct) <= 16:
-            weights = torch.zeros(len(distinct), dtype=torch.float64).index_add_(0, inverse, axis.weights)
+            weights = torch.zeros(len(distinct), dtype=torch.float64, device="cpu").index_add_(0, inverse, axis.weights)
             keep = float(weights[-1]) if len(distinct) == 2 and distinct[0] == 0 else 1.0
             merged = Axis(distinct, weights, shared=axis.shared, keep=keep)
             return Field(distinct.unsqueeze(-1), (merged,), None)

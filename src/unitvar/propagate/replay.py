@@ -28,12 +28,12 @@ def replay(walk: Walk, node: Node) -> bool:
     states = walk.read(node.args)
     if any(isinstance(s, tuple) and any(isinstance(t, State) for t in s) for s in states):
         return False
-    made = evaluate(node.name, lambda *values: replayed(node, values), states)
+    shape = next(o for o in node.outputs if o is not None).shape
+    made = evaluate(node.name, lambda *values: replayed(node, values), states, shape)
     if made is None:
         return False
     if made.has_field:  # else it has said so itself
         made.words = (*made.words, "." + node.name.partition(".")[2].strip("_"))
-    made.shape = next(o for o in node.outputs if o is not None).shape
     walk.put(node, [made])
     return True
 
