@@ -12,15 +12,17 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import unitvar
 from unitvar import Moments
 from unitvar.propagate import gradients, propagate
+from unitvar.propagate.given import realised
 from unitvar.propagate.grid import Field, bernoulli, gaussian
 from unitvar.propagate.state import State
 from unitvar.rules import RULES
 from unitvar.rules.weights import conv, conv_transpose
-from unitvar.trace import trace
+from unitvar.trace import Value, trace
 
 rates = st.floats(0.05, 1.0)
 means, stds = st.floats(-3, 3), st.floats(0.1, 3)
@@ -465,6 +467,39 @@ def test_every_way_to_write_a_mask_is_the_same_mask(name: str, buffered: bool, a
     """Its rows count, not their average: the first token sees itself alone."""
     found = unitvar.plan(Masked(*MASKINGS[name], buffered), torch.zeros(8, 32, 64))["out.weight"].second
     assert found == pytest.approx(attended[0], abs=5 * attended[1])
+
+
+# Devices --------------------------------------------------------------------------------------------------------------
+
+
+def test_another_default_device_changes_nothing() -> None:
+    norm = nn.LayerNorm(64)
+    nn.init.normal_(norm.weight)  # a law of its own
+    net = nn.Sequential(
+        nn.Linear(64, 64), norm, nn.PReLU(5), nn.Dropout(0.3), Attention(), nn.RReLU(), Cumulated(),
+        nn.Unflatten(2, (8, 8)), nn.Upsample(scale_factor=2), nn.Flatten(2), nn.LSTM(256, 8, num_layers=2, dropout=0.1),
+    )  # fmt: skip
+    x = torch.randn(4, 5, 64)
+    with torch.device("meta"):  # first, so that nothing is known from before
+        elsewhere = unitvar.plan(net, x, mode="backward").rows
+    assert elsewhere == unitvar.plan(net, x, mode="backward").rows
+
+
+class Cumulated(nn.Module):
+    """An op without a rule, which is sampled."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.cumsum(1)
+
+
+def test_numbers_are_taken_from_where_they_are_to_the_cpu() -> None:
+    with FakeTensorMode():  # has CUDA on any machine
+        parameter = torch.empty(8, device="cuda")
+        value = Value("parameter", parameter)
+        value.tensor = parameter
+        found = realised(value)
+    assert found is not None
+    assert found.device.type == "cpu"
 
 
 # Gradients ------------------------------------------------------------------------------------------------------------

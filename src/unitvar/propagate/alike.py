@@ -72,7 +72,7 @@ class Alike:
         x = value.tensor
         if x is None or x.is_meta or not x.is_floating_point() or x.dim() < 2 or x.shape[0] < 2:
             return m.mean**2
-        x = x.detach().double().flatten(1)
+        x = x.detach().cpu().double().flatten(1)
         n = x.shape[0]
         pair = float((x.sum(0).square() - x.square().sum(0)).mean()) / (n * (n - 1))
         # The input may be taken as standard, whatever the example's scale: what counts is the correlation.
@@ -117,7 +117,7 @@ class Alike:
         if not any(len(v.shape) > 1 for v in weights):
             return None
         biases = [v.tensor for v in weights if len(v.shape) == 1 and v.tensor is not None and not v.tensor.is_meta]
-        return sum(float(b.detach().double().square().mean()) for b in biases)
+        return sum(float(b.detach().cpu().double().square().mean()) for b in biases)
 
 
 def _phases(node: Node) -> int:
@@ -143,7 +143,7 @@ def _replayed(field: Field, rho: float) -> float:
     own = [i for i, a in enumerate(field.noises) if not (a.shared and a.keep == 1.0)]
     for i in reversed(own):
         main = torch.tensordot(main, field.noises[i].weights, dims=([i], [0]))
-    probability = torch.ones((), dtype=torch.float64)
+    probability = torch.ones((), dtype=torch.float64, device="cpu")
     for i, axis in enumerate(field.noises):
         if i not in own:
             probability = (probability[..., None] * axis.weights).flatten()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -231,7 +232,7 @@ class _Reverse:
     def _autograd(self, node: Node, outputs: list[Value]) -> tuple[Tensor | None, ...]:
         if any(_count(v) > MOST for v in node.inputs):
             raise ValueError("too large to be run")
-        generator = torch.Generator().manual_seed(0)
+        normal = partial(torch.randn, generator=torch.Generator().manual_seed(0), device="cpu")
         leaves: list[Tensor] = []
 
         def real(arg: Any) -> Any:
@@ -244,10 +245,10 @@ class _Reverse:
                 return known.detach().clone()
             m = self.moments(arg, {})
             common = max(0.0, m.pair - m.mean**2) if node.name in _DRAWN else 0.0  # of all tokens of an example
-            numbers = torch.randn(arg.shape, generator=generator) * max(0.0, m.var - common) ** 0.5 + m.mean
+            numbers = normal(arg.shape) * max(0.0, m.var - common) ** 0.5 + m.mean
             if common:
                 shape = (*arg.shape[:-2], 1, arg.shape[-1])
-                numbers += torch.randn(shape, generator=generator) * common**0.5
+                numbers += normal(shape) * common**0.5
             numbers = numbers.to(arg.dtype)
             if not _signal(arg):
                 return numbers
@@ -258,10 +259,7 @@ class _Reverse:
         out = node.op.func(*positional, **keywords)
         outs = [out] if isinstance(out, Tensor) else list(out)
         chosen = [(o, v) for o, v in zip(outs, node.outputs, strict=False) if v is not None and v in outputs]
-        seeds = [
-            torch.randn(o.shape, generator=generator).mul_((self.energy[id(v)] / _count(v)) ** 0.5).to(o.dtype)
-            for o, v in chosen
-        ]
+        seeds = [normal(o.shape).mul_((self.energy[id(v)] / _count(v)) ** 0.5).to(o.dtype) for o, v in chosen]
         return torch.autograd.grad([o for o, _ in chosen], leaves, seeds, allow_unused=True)
 
     def moments(self, arg: Any, replaced: Mapping[int, Moments]) -> Any:
@@ -285,10 +283,10 @@ def _winning(field: Field, count: float) -> float:
     squares = field.derivative().square().expand(main.shape).reshape(-1)[order]
     # Equal values have equal chances: a pool picks any of them.
     _, groups = torch.unique_consecutive(main.reshape(-1)[order], return_inverse=True)
-    empty = torch.zeros(int(groups[-1]) + 1, dtype=torch.float64)
+    empty = torch.zeros(int(groups[-1]) + 1, dtype=torch.float64, device="cpu")
     share = empty.index_add(0, groups, probability)
     slopes = empty.index_add(0, groups, probability * squares) / share.clamp(min=1e-300)
-    chance = torch.diff(share.cumsum(0).clamp(max=1.0) ** count, prepend=torch.zeros(1, dtype=torch.float64))
+    chance = torch.diff(share.cumsum(0).clamp(max=1.0) ** count, prepend=share.new_zeros(1))
     return float(chance @ slopes)
 
 
@@ -300,13 +298,13 @@ def _draws(state: State, generator: np.random.Generator) -> tuple[Tensor, Tensor
     levels = torch.from_numpy(generator.permutation((np.arange(_DRAWS) + 0.5) / _DRAWS))
     chosen = order[torch.searchsorted(probability.cumsum(0), levels).clamp(max=len(order) - 1)]
     inside = field.large is not None and state._source is not None
-    slopes = field.derivative().expand(main.shape).reshape(-1)[chosen] if inside else torch.ones(_DRAWS).double()
-    return main.reshape(-1)[chosen], slopes
+    values = main.reshape(-1)[chosen]
+    return values, field.derivative().expand(main.shape).reshape(-1)[chosen] if inside else torch.ones_like(values)
 
 
 def _sorted(field: Field, main: Tensor) -> tuple[Tensor, Tensor]:
     """Return the order of a field's values, and their probabilities in that order."""
-    weights = field.large.weights if field.large is not None else torch.ones(1, dtype=torch.float64)
+    weights = field.large.weights if field.large is not None else torch.ones(1, dtype=torch.float64, device="cpu")
     for axis in reversed(field.noises):
         weights = axis.weights.reshape(-1, *(1,) * weights.dim()) * weights
     order = main.reshape(-1).argsort(stable=True)

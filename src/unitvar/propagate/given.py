@@ -81,9 +81,9 @@ def actual(value: Value) -> Moments:
 
 
 def realised(value: Value) -> Tensor | None:
-    """Compute a value that depends on parameters and constants alone; None if that cannot be done."""
+    """Compute a value that depends on parameters and constants alone, on the CPU; None if that cannot be done."""
     if value.kind in ("parameter", "buffer", "constant", "input") and value.node is None:
-        return value.tensor
+        return _on_cpu(value.tensor)
     if value.kind not in ("derived", "buffer") or value.node is None:
         return None
     writes = bool(value.node.op.written)
@@ -104,7 +104,12 @@ def realised(value: Value) -> Tensor | None:
         return None
     if isinstance(out, (tuple, list)):
         out = out[[o is value for o in value.node.outputs].index(True)]
-    return out if isinstance(out, Tensor) else None
+    return _on_cpu(out) if isinstance(out, Tensor) else None
+
+
+def _on_cpu(tensor: Tensor | None) -> Tensor | None:
+    """Bring numbers to where grids and draws are; MPS has no float64, either."""
+    return tensor if tensor is None or tensor.is_meta else tensor.detach().cpu()
 
 
 def arguments(node: Node, args: list[Any]) -> tuple[list[Any], dict[str, Any]]:

@@ -85,14 +85,14 @@ def gaussian(mean: float, std: float, rho: float = 0.0, origin: Any = None) -> A
 
 def bernoulli(keep: float, *, shared: bool = False) -> Axis:
     """Make a mask: 1 with probability keep, else 0."""
-    weights = torch.tensor([1.0 - keep, keep], dtype=torch.float64)
-    return Axis(torch.tensor([0.0, 1.0], dtype=torch.float64), weights, shared=shared, keep=keep)
+    weights = torch.tensor([1.0 - keep, keep], dtype=torch.float64, device="cpu")
+    return Axis(torch.tensor([0.0, 1.0], dtype=torch.float64, device="cpu"), weights, shared=shared, keep=keep)
 
 
 def uniform(low: float, high: float, *, shared: bool = False) -> Axis:
     """Make uniform noise."""
-    nodes = low + (high - low) * (torch.arange(_UNIFORM, dtype=torch.float64) + 0.5) / _UNIFORM
-    return Axis(nodes, torch.full((_UNIFORM,), 1.0 / _UNIFORM, dtype=torch.float64), shared=shared)
+    nodes = low + (high - low) * (torch.arange(_UNIFORM, dtype=torch.float64, device="cpu") + 0.5) / _UNIFORM
+    return Axis(nodes, torch.full((_UNIFORM,), 1.0 / _UNIFORM, dtype=torch.float64, device="cpu"), shared=shared)
 
 
 def empirical(values: Tensor, *, shared: bool, count: int = 16) -> Axis:
@@ -104,12 +104,12 @@ def empirical(values: Tensor, *, shared: bool, count: int = 16) -> Axis:
         return Axis(distinct, counts.double() / flat.numel(), shared=shared)
     if flat.numel() > 1 << 16:
         flat = flat[:: flat.numel() >> 16]
-    levels = (torch.arange(count, dtype=torch.float64) + 0.5) / count
+    levels = (torch.arange(count, dtype=torch.float64, device="cpu") + 0.5) / count
     nodes = flat.quantile(levels)
     spread = nodes.std(unbiased=False)
     if spread > 0:
         nodes = flat.mean() + (nodes - nodes.mean()) * (flat.std(unbiased=False) / spread)
-    return Axis(nodes, torch.full((count,), 1.0 / count, dtype=torch.float64), shared=shared)
+    return Axis(nodes, torch.full((count,), 1.0 / count, dtype=torch.float64, device="cpu"), shared=shared)
 
 
 @dataclass(eq=False, slots=True)
@@ -177,7 +177,7 @@ class Field:
     def derivative(self) -> Tensor:
         """Return dv/dz on the grid, one row for each state of the noises."""
         if self.large is None or not self.values.requires_grad:
-            return torch.zeros(1, dtype=torch.float64)
+            return torch.zeros(1, dtype=torch.float64, device="cpu")
         rows = self._main().reshape(-1, len(self.large.weights))
         found = [
             torch.autograd.grad(row.sum(), self.large.nodes, retain_graph=True)[0][: len(self.large.weights)]
@@ -205,7 +205,7 @@ class Field:
     def law(self) -> tuple[Any, Any]:
         """Return sorted values and their cumulative probability, at the middle of each."""
         main = self._main().detach()
-        weights = self.large.weights if self.large is not None else torch.ones(1, dtype=torch.float64)
+        weights = self.large.weights if self.large is not None else torch.ones(1, dtype=torch.float64, device="cpu")
         for axis in reversed(self.noises):
             weights = axis.weights.reshape(-1, *(1,) * weights.dim()) * weights
         return _sorted(main.numpy().ravel(), weights.expand(main.shape).numpy().ravel())
@@ -217,7 +217,7 @@ class Field:
         _, wo, _, wi = _hermite()
         values = self.values.detach().expand(*(len(a.nodes) for a in self.noises), self.values.shape[-1])
         rest = values[..., len(self.large.weights) :].reshape(-1, _OUTER, _INNER)
-        weights = torch.ones((), dtype=torch.float64)
+        weights = torch.ones((), dtype=torch.float64, device="cpu")
         for axis in reversed(self.noises):
             weights = axis.weights.reshape(-1, *(1,) * weights.dim()) * weights
         w = (weights.reshape(-1, 1) * torch.from_numpy(wi)).numpy().ravel()
@@ -239,9 +239,9 @@ def quantiles(field: Field, count: int) -> Axis:
     spread = nodes.std()
     if spread > 0:
         nodes = first + (nodes - nodes.mean()) * math.sqrt(max(0.0, second - first**2)) / spread
-    return Axis(torch.from_numpy(nodes), torch.full((count,), 1.0 / count, dtype=torch.float64))
+    return Axis(torch.from_numpy(nodes), torch.full((count,), 1.0 / count, dtype=torch.float64, device="cpu"))
 
 
 def constant(value: float) -> Field:
     """Make a field that is a number."""
-    return Field(torch.tensor([float(value)], dtype=torch.float64), (), None)
+    return Field(torch.tensor([float(value)], dtype=torch.float64, device="cpu"), (), None)

@@ -54,7 +54,7 @@ def sampled_backward(
             out = _run(node, as_moments, replaced, leaves)
             out = out if isinstance(out, Tensor) else out[0]
             generator = torch.Generator().manual_seed(1)
-            seed = torch.randn(out.shape, generator=generator)
+            seed = torch.randn(out.shape, generator=generator, device="cpu")
             (grad,) = torch.autograd.grad(out, leaves[0], seed)
     except Exception:
         return 1.0
@@ -75,11 +75,11 @@ def _run(
         if not isinstance(arg, Value):
             return arg
         if arg.tensor is not None and not arg.tensor.is_meta and arg.kind == "constant":
-            return arg.tensor.clone()
+            return arg.tensor.cpu().clone()
         if not arg.dtype.is_floating_point:
-            return torch.zeros(arg.shape, dtype=arg.dtype)
+            return torch.zeros(arg.shape, dtype=arg.dtype, device="cpu")
         moments = as_moments(arg, replaced)
-        numbers = torch.randn(arg.shape, generator=generator) * moments.std + moments.mean
+        numbers = torch.randn(arg.shape, generator=generator, device="cpu") * moments.std + moments.mean
         if leaves is not None and arg.kind in ("input", "activation"):
             leaves.append(numbers.requires_grad_())
             return numbers.clone()

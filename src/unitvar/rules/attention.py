@@ -26,7 +26,7 @@ def _concentration(var: float, count: float) -> float:
 @lru_cache(maxsize=4096)
 def _softened(var: float, count: int) -> float:
     """Draw it: there is no closed form for few scores."""
-    scores = torch.randn(256, count, generator=torch.Generator().manual_seed(0)) * math.sqrt(var)
+    scores = torch.randn(256, count, generator=torch.Generator().manual_seed(0), device="cpu") * math.sqrt(var)
     return float(scores.softmax(1).square().sum(1).mean())
 
 

@@ -44,7 +44,8 @@ def _squares(before: int, after: int, kind: str, corners: bool, antialias: bool)
     """Return the mean over outputs of the sum of squared weights, along one side."""
     if before > _LONG:
         before, after = _LONG, max(1, round(after * _LONG / before))
-    units = torch.eye(before).repeat_interleave(2, 1).view(1, before, before, 2)  # two columns: torch trips over one
+    # Two columns: torch trips over one.
+    units = torch.eye(before, device="cpu").repeat_interleave(2, 1).view(1, before, before, 2)
     weights = F.interpolate(units, (after, 2), mode=f"bi{kind}", align_corners=corners, antialias=antialias)
     return float(weights.double().square().sum(1).mean())
 

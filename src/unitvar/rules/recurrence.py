@@ -146,12 +146,12 @@ class _Simulation:
         """Make the states of a layer the input of the next."""
         self.depth += 1
         self.generator.manual_seed(self.depth)  # other numbers for another layer
-        mask = torch.rand(h.shape, generator=self.generator) < self.stack.keep
+        mask = torch.rand(h.shape, generator=self.generator, device="cpu") < self.stack.keep
         self.inputs = h * mask / self.stack.keep
         self.second = max(1e-6, float(self.inputs.square().mean()))
 
     def _normal(self, *shape: int) -> Tensor:
-        return torch.randn(shape, generator=self.generator)
+        return torch.randn(shape, generator=self.generator, device="cpu")
 
 
 def _described(stack: Stack, h: Tensor, c: Tensor) -> Recurrence:
@@ -165,7 +165,7 @@ def _described(stack: Stack, h: Tensor, c: Tensor) -> Recurrence:
 
 
 def _unrolled(flavour: str, inputs: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    h = c = torch.zeros(_BATCH, _WIDTH)
+    h = c = torch.zeros(_BATCH, _WIDTH, device="cpu")
     states, cells = [], []
     for x in inputs:
         if flavour == "gru":
