@@ -117,7 +117,7 @@ class Alike:
         if not any(len(v.shape) > 1 for v in weights):
             return None
         biases = [v.tensor for v in weights if len(v.shape) == 1 and v.tensor is not None and not v.tensor.is_meta]
-        return sum(float(b.detach().cpu().double().square().mean()) for b in biases)
+        return sum(float(b.detach().cpu().abs().double().square().mean()) for b in biases)
 
 
 def _phases(node: Node) -> int:

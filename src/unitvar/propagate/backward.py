@@ -79,7 +79,7 @@ def _count(value: Value) -> int:
 
 
 def _signal(value: Value) -> bool:
-    return value.kind in ("input", "activation") and value.dtype.is_floating_point
+    return value.kind in ("input", "activation") and (value.dtype.is_floating_point or value.dtype.is_complex)
 
 
 class _Reverse:
@@ -227,7 +227,7 @@ class _Reverse:
             self.add(signals[0], sum(self.energy[id(o)] for o in outputs))
             return
         for value, gradient in zip(signals, found, strict=True):
-            self.add(value, float(gradient.double().square().sum()) if gradient is not None else 0.0)
+            self.add(value, float(gradient.abs().double().square().sum()) if gradient is not None else 0.0)
 
     def _autograd(self, node: Node, outputs: list[Value]) -> tuple[Tensor | None, ...]:
         if any(_count(v) > MOST for v in node.inputs):

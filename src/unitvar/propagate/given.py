@@ -13,7 +13,7 @@ from unitvar.rules import Moments
 from unitvar.rules.moments import default_features
 from unitvar.trace import Node, Value
 
-__all__ = ["LOWEST", "actual", "ancestors", "arguments", "by_row", "given", "realised"]
+__all__ = ["LOWEST", "actual", "ancestors", "arguments", "by_row", "given", "measured", "realised"]
 
 LOWEST = -1e4  # a score this low is one that a mask has taken out
 _FEW = 1 << 16  # elements up to which the law of a tensor is worth finding
@@ -29,6 +29,8 @@ def given(value: Value) -> State:
     if not tensor.numel():
         return State(Moments(0.0, 0.0, shape))
     numbers = tensor.detach()
+    if numbers.is_complex():
+        return State(measured(numbers, shape), features=default_features(shape), depth=-1)
     if numbers.numel() <= _FEW or not numbers.is_floating_point():
         numbers = numbers.double()
     masks = value.kind != "parameter" and tensor.is_floating_point()
@@ -76,8 +78,13 @@ def actual(value: Value) -> Moments:
     tensor = realised(value)
     if tensor is None or tensor.is_meta or not tensor.numel():
         return Moments(0.0, 1.0 if len(value.shape) > 1 else 0.0, value.shape)
-    numbers = tensor.detach().double()
-    return Moments(float(numbers.mean()), float(numbers.square().mean()), value.shape)
+    return measured(tensor.detach(), value.shape)
+
+
+def measured(numbers: Tensor, shape: tuple[int, ...]) -> Moments:
+    """Give the moments of numbers; of complex ones E x is that of the real part and E x² is E |x|²."""
+    numbers = numbers if numbers.is_complex() else numbers.double()
+    return Moments(float(numbers.real.mean()), float(numbers.abs().square().mean()), shape)
 
 
 def realised(value: Value) -> Tensor | None:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unitvar.propagate.given import arguments
+from unitvar.propagate.given import arguments, measured
 from unitvar.rules import Moments
 from unitvar.trace import Node, Value
 
@@ -32,13 +32,9 @@ def sampled(node: Node, as_moments: Callable[[Any, Mapping[int, Moments]], Any])
     outs = [out] if isinstance(out, Tensor) else list(out)
     found = []
     for o, value in zip(outs, node.outputs, strict=False):
-        numbers = o.double() if isinstance(o, Tensor) and not o.is_complex() else torch.zeros(1)
-        numbers = numbers[numbers.isfinite()]
+        numbers = o[o.isfinite()] if isinstance(o, Tensor) else torch.zeros(0, device="cpu")
         shape = value.shape if value is not None else ()
-        if not numbers.numel():
-            found.append(Moments(0.0, 0.0, shape))
-        else:
-            found.append(Moments(float(numbers.mean()), float(numbers.square().mean()), shape))
+        found.append(measured(numbers, shape) if numbers.numel() else Moments(0.0, 0.0, shape))
     return tuple(found) or unknown
 
 
@@ -54,11 +50,11 @@ def sampled_backward(
             out = _run(node, as_moments, replaced, leaves)
             out = out if isinstance(out, Tensor) else out[0]
             generator = torch.Generator().manual_seed(1)
-            seed = torch.randn(out.shape, generator=generator, device="cpu")
+            seed = torch.randn(out.shape, generator=generator, device="cpu", dtype=out.dtype)
             (grad,) = torch.autograd.grad(out, leaves[0], seed)
     except Exception:
         return 1.0
-    return float(grad.double().square().mean() / seed.double().square().mean())
+    return measured(grad, ()).second / measured(seed, ()).second
 
 
 def _run(
@@ -76,10 +72,11 @@ def _run(
             return arg
         if arg.tensor is not None and not arg.tensor.is_meta and arg.kind == "constant":
             return arg.tensor.cpu().clone()
-        if not arg.dtype.is_floating_point:
+        if not (arg.dtype.is_floating_point or arg.dtype.is_complex):
             return torch.zeros(arg.shape, dtype=arg.dtype, device="cpu")
         moments = as_moments(arg, replaced)
-        numbers = torch.randn(arg.shape, generator=generator, device="cpu") * moments.std + moments.mean
+        numbers = torch.randn(arg.shape, generator=generator, device="cpu", dtype=arg.dtype)
+        numbers = numbers * moments.std + moments.mean
         if leaves is not None and arg.kind in ("input", "activation"):
             leaves.append(numbers.requires_grad_())
             return numbers.clone()

@@ -16,7 +16,7 @@ _SAME = (
     "view", "reshape", "permute", "transpose", "t", "unsqueeze", "squeeze", "flatten", "unflatten", "expand",
     "expand_as", "contiguous", "clone", "detach", "alias", "to", "_to_copy", "type_as", "movedim", "moveaxis",
     "swapaxes", "swapdims", "view_as", "reshape_as", "broadcast_to", "_unsafe_view", "_reshape_alias", "mT",
-    "numpy_T", "matrix_H", "adjoint", "ravel", "lift_fresh", "lift", "lift_fresh_copy", "positive", "real",
+    "numpy_T", "matrix_H", "adjoint", "ravel", "lift_fresh", "lift", "lift_fresh_copy", "positive",
     "resolve_conj", "resolve_neg", "_conj", "as_strided", "atleast_1d", "atleast_2d", "atleast_3d",
     "pin_memory", "broadcast_tensors",
 )  # fmt: skip
@@ -77,6 +77,17 @@ def pad(x: Moments, amounts: Sequence[int], mode: Any = "constant", value: Any =
         return x.like(shape=tuple(sizes))
     filled = mode if not isinstance(mode, str) else value
     return _share(x, math.prod(x.shape) / max(1, math.prod(sizes)), tuple(sizes), float(filled or 0.0))
+
+
+@builtin("view_as_real", word="", backward=lambda x: 2.0)
+def view_as_real(x: Moments) -> Moments:
+    """Share a complex number's E |x|² between its parts."""
+    return x.scaled(math.sqrt(0.5), shape=(*x.shape, 2))
+
+
+@builtin("view_as_complex", word="", backward=lambda x: 0.5)
+def view_as_complex(x: Moments) -> Moments:
+    return x.scaled(math.sqrt(2.0), shape=x.shape[:-1])
 
 
 @builtin("tril", "triu", word="", backward=lambda x, *_: 0.5)
