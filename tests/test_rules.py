@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from statistics import mean, stdev
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import unitvar
-from unitvar.rules import Moments
+from unitvar.rules import RULES, Moments
 from unitvar.rules.weights import conv
 
 SHAPE = (64, 8, 12, 12)
@@ -47,6 +48,13 @@ OPS: dict[str, Callable[[Tensor], Tensor]] = {
     "slices": lambda x: x[:, :4] * x[:, 4:],
     "hardswish": F.hardswish,
     "prelu": lambda x: F.prelu(x, torch.tensor([0.3])),
+    "norm": lambda x: x.norm(dim=1, keepdim=True).expand_as(x),
+    "norm of order 1": lambda x: x.norm(p=1, dim=1, keepdim=True).expand_as(x),
+    "largest modulus": lambda x: torch.linalg.vector_norm(x, float("inf"), 1, keepdim=True).expand_as(x),
+    "logsumexp": lambda x: (3 * x).logsumexp(1, keepdim=True).expand_as(x),
+    "log_softmax": lambda x: (3 * x + 1).log_softmax(1),
+    "tril": lambda x: x.tril(-1),
+    "triu": lambda x: x.triu(1),
     "std": lambda x: x / x.std((1, 2, 3), keepdim=True),
 }
 
@@ -72,6 +80,63 @@ def test_a_rule_gives_what_the_op_does(name: str) -> None:
     assert layer.mean == pytest.approx(y.mean().item(), abs=0.02, rel=0.02)
     # A mean over 144 positions leaves 2048 numbers, whose square is known to 3 %.
     assert layer.second == pytest.approx(y.square().mean().item(), rel=0.12 if name == "mean" else 0.04)
+
+
+@given(st.integers(1, 9), st.integers(1, 9), st.integers(-9, 9))
+def test_a_triangle_keeps_its_share(rows: int, columns: int, diagonal: int) -> None:
+    x, ones = Moments(0.0, 1.0, (rows, columns)), torch.ones(rows, columns)
+    for name in ("tril", "triu"):
+        rule, share = RULES[f"aten.{name}"], getattr(ones, name)(diagonal).mean().item()
+        assert rule.forward(x, diagonal).second == pytest.approx(share)
+        assert rule.backward is not None
+        assert rule.backward(x, diagonal) == pytest.approx(share)
+
+
+@given(st.floats(-2, 2), st.floats(-2, 2), st.floats(0, 1))
+def test_a_padded_value_is_shared_by_all_positions(level: float, value: float, common: float) -> None:
+    """Half of the positions are c + e of their own, half are the value: E y_i y_j = E (c / 2 + value / 2)²."""
+    x = Moments(level, level**2 + 1, (1, 1, 4), cross=level**2 + common)
+    exact = (level**2 + common + 2 * level * value + value**2) / 4
+    assert RULES["aten.constant_pad_nd"].forward(x, [2, 2], value).cross == pytest.approx(exact)
+
+
+EXTREMES: list[Callable[[Tensor], Tensor]] = [
+    lambda x: x.amax(1), lambda x: x.amin(1), lambda x: x.max(1)[0], lambda x: x.min(1, keepdim=True)[0],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("op", EXTREMES)
+def test_one_of_fifty_has_the_gradient_of_the_largest(op: Callable[[Tensor], Tensor]) -> None:
+    net = nn.Sequential(nn.Linear(8, 8), Op(op), nn.Linear(8, 8))
+    scale = unitvar.plan(net, torch.zeros(4, 50, 8), mode="backward")["2.weight"].scale
+    assert scale**2 == pytest.approx(50)
+
+
+@pytest.mark.parametrize("layer", [nn.AlphaDropout(1.0), nn.FeatureAlphaDropout(1.0)])
+def test_an_alpha_dropout_of_everything_leaves_zeros(layer: nn.Module) -> None:
+    assert not layer(torch.ones(4, 4, 4)).any()
+    for mode in ("forward", "backward"):
+        plan = unitvar.plan(nn.Sequential(nn.Linear(4, 4), layer, nn.Linear(4, 4)), torch.zeros(4, 4, 4), mode=mode)
+        assert "0 everywhere" in plan.skipped["2.weight"]
+
+
+@pytest.mark.parametrize(
+    ("a", "b"),
+    [((90, 70), (70,)), ((70,), (70, 90)), ((6, 50, 70), (70, 40)), ((6, 50, 70), (6, 70, 40)), ((70,), (70,))],
+)
+def test_a_product_hands_on_the_gradients_that_autograd_does(a: tuple[int, ...], b: tuple[int, ...]) -> None:
+    backward = RULES["aten.matmul"].backward
+    assert backward is not None
+    predicted = backward(Moments(0.0, 4.0, a), Moments(0.0, 9.0, b))
+    found = []
+    for _ in range(20):
+        x, y = (2 * torch.randn(a)).requires_grad_(), (3 * torch.randn(b)).requires_grad_()
+        out = x @ y
+        grads = torch.autograd.grad(out, (x, y), torch.randn(out.shape))
+        found.append([g.square().mean().item() for g in grads])
+    for exact, each in zip(predicted, zip(*found, strict=True), strict=True):
+        error = stdev(each) / len(each) ** 0.5
+        assert mean(each) == pytest.approx(exact, abs=4 * error)
 
 
 FILTER = torch.linspace(0.1, 3, 65).to(torch.cfloat) * 1j

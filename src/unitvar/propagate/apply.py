@@ -17,8 +17,12 @@ _SAMPLED = Rule(lambda: None)
 
 
 def apply(walk: Walk, node: Node, rule: Rule) -> None:
-    """Follow a signal through an op by its rule."""
-    _finish(walk, node, rule, forward(walk, node, rule))
+    """Follow a signal through an op by its rule; where that gives None, the op is sampled."""
+    results = forward(walk, node, rule)
+    if results:
+        _finish(walk, node, rule, results)
+    else:
+        unknown(walk, node)
 
 
 def unknown(walk: Walk, node: Node) -> None:
@@ -29,9 +33,9 @@ def unknown(walk: Walk, node: Node) -> None:
 
 
 def forward(walk: Walk, node: Node, rule: Rule, replaced: Mapping[int, Moments] = NONE) -> tuple[Moments, ...]:
-    """Return the moments of an op's outputs."""
+    """Return the moments of an op's outputs; none if its rule does not know these arguments."""
     result = rule.forward(*(walk.moments(a, replaced) for a in node.args))
-    return result if isinstance(result, tuple) else (result,)
+    return result if isinstance(result, tuple) else () if result is None else (result,)
 
 
 def factor(walk: Walk, node: Node, rule: Rule, replaced: Mapping[int, Moments] = NONE) -> float:

@@ -58,8 +58,9 @@ def softmax(x: Moments, dim: int, *_: Any) -> Moments:
 @builtin("log_softmax", "_log_softmax", "special_log_softmax", word="logsoftmax")
 def log_softmax(x: Moments, dim: int, *_: Any) -> Moments:
     size = x.shape[dim % len(x.shape)] if x.shape else 1
-    level = -math.log(size) - x.var / 2
-    return x.like(mean=level, second=level**2 + x.var, cross=None)
+    level, var = _logarithm(float(f"{x.var:.3g}"), size)
+    # By Stein's lemma an element and the logarithm of the sum have the covariance var / size.
+    return x.like(mean=-level, second=level**2 + var + x.var * (1 - 2 / size), cross=None)
 
 
 @builtin("logsumexp", word="logsumexp")
@@ -67,9 +68,19 @@ def logsumexp(x: Moments, dim: Any, keepdim: bool = False) -> Moments:
     n = len(x.shape)
     dims = {d % n for d in ([dim] if isinstance(dim, int) else dim)}
     count = math.prod(x.shape[d] for d in dims)
-    level = x.mean + math.log(count) + x.var / 2
+    above, var = _logarithm(float(f"{x.var:.3g}"), count)
     shape = tuple(1 if i in dims else s for i, s in enumerate(x.shape) if keepdim or i not in dims)
-    return Moments(level, level**2 + math.expm1(min(x.var, 50.0)) / count, shape)
+    level = x.mean + above
+    return Moments(level, level**2 + var, shape)
+
+
+@lru_cache(maxsize=4096)
+def _logarithm(var: float, count: int) -> tuple[float, float]:
+    """Return mean and variance of log Σ e^z over Gaussian scores around zero: drawn, too."""
+    drawn = max(1, min(count, 1 << 16))  # sums of more than so many are sums of sums
+    normal = torch.randn(max(16, (1 << 18) // drawn), drawn, generator=torch.Generator().manual_seed(0), device="cpu")
+    sums = (normal * math.sqrt(var)).logsumexp(1).double()
+    return float(sums.mean()) + math.log(count / drawn), float(sums.var()) * drawn / count
 
 
 @builtin(

@@ -7,7 +7,7 @@ from typing import Any
 from unitvar.rules.moments import Moments
 from unitvar.rules.registry import builtin
 
-__all__ = ["DROPOUTS", "NOISE", "drop"]
+__all__ = ["DROPOUTS", "NOISE"]
 
 # name → whether one mask covers all positions of a feature. Arguments: input, p, train.
 DROPOUTS = {
@@ -29,18 +29,12 @@ NOISE = {
 }
 
 
-def drop(x: Moments, p: float, *, shared: bool) -> Moments:
-    """Keep an element with probability 1 - p, times 1 / (1 - p): the second moment is divided by it."""
-    keep = 1.0 - p
-    if keep <= 0:
-        return x.like(mean=0.0, second=0.0, cross=None)
-    return x.like(second=x.second / keep, cross=x.pair / keep if shared else x.cross)
-
-
 def _alpha(x: Moments, p: float, train: bool) -> Moments:
     """Set dropped elements to SELU's negative limit; a and b restore mean 0 and variance 1 of such a signal."""
     if not train or p == 0:
         return x
+    if p == 1:
+        return x.like(mean=0.0, second=0.0, cross=None)
     keep, limit = 1.0 - p, -1.7580993408473766
     a = (keep + limit**2 * keep * (1 - keep)) ** -0.5
     b = -a * limit * (1 - keep)
@@ -51,7 +45,7 @@ def _alpha(x: Moments, p: float, train: bool) -> Moments:
 
 def _alpha_slope(x: Moments, p: float, train: bool) -> float:
     keep = 1.0 - p if train else 1.0
-    return keep / (keep + 1.7580993408473766**2 * keep * (1 - keep))
+    return 1 / (1 + 1.7580993408473766**2 * (1 - keep)) if keep > 0 else 0.0
 
 
 def _alpha_word(x: Any, p: float, train: bool) -> str:

@@ -90,9 +90,8 @@ def avg_pool(
 
 
 def _adaptive(x: Moments, size: Any) -> tuple[tuple[int, ...], float]:
-    sizes = _each(size, 1)
-    n = len(sizes)
-    out = [s if s is not None else d for s, d in zip(sizes, x.shape[-n:], strict=True)]
+    out = _each(size, 1)
+    n = len(out)
     seen = math.prod(d / o if d % o == 0 else d / o + 1 - 1 / o for d, o in zip(x.shape[-n:], out, strict=True))
     return (*x.shape[:-n], *out), max(1.0, seen)
 
@@ -160,27 +159,20 @@ def sum_(x: Moments, dim: Any = None, keepdim: Any = False, *_: Any) -> Moments:
     return averaged.scaled(count)
 
 
+def _extreme_backward(x: Moments, dim: Any = None, keepdim: Any = False) -> float:
+    _, across, along = _reduced(x, dim, bool(keepdim))
+    return 1 / (across * along)  # each output's gradient goes to one input
+
+
 # max and min of two tensors, ``.other``, are pointwise: replayed.
-@builtin(
-    "max.default",
-    "max.dim",
-    "amax",
-    word="max",
-    backward=lambda x, dim=None, *_: 1 / (x.shape[dim] if isinstance(dim, int) else 1),
-)
+@builtin("max.default", "max.dim", "amax", word="max", backward=_extreme_backward)
 def amax(x: Moments, dim: Any = None, keepdim: Any = False) -> tuple[Moments, Moments]:
     shape, across, along = _reduced(x, dim, bool(keepdim))
     top = x.maximum(across * along)
     return top.like(shape=shape, features=None, profile=None), Moments(0.0, 0.0, shape)
 
 
-@builtin(
-    "min.default",
-    "min.dim",
-    "amin",
-    word="min",
-    backward=lambda x, dim=None, *_: 1 / (x.shape[dim] if isinstance(dim, int) else 1),
-)
+@builtin("min.default", "min.dim", "amin", word="min", backward=_extreme_backward)
 def amin(x: Moments, dim: Any = None, keepdim: Any = False) -> tuple[Moments, Moments]:
     shape, across, along = _reduced(x, dim, bool(keepdim))
     low = x.minimum(across * along)
@@ -205,10 +197,12 @@ def std(x: Moments, *rest: Any) -> tuple[Moments, Moments]:
 
 
 @builtin("linalg_vector_norm", "norm", word="norm")
-def norm(x: Moments, order: Any = 2, dim: Any = None, keepdim: bool = False, *_: Any) -> Moments:
-    shape, across, along = _reduced(x, dim, keepdim)
-    square = x.second * across * along
-    return Moments(math.sqrt(square), square, shape)
+def norm(x: Moments, order: Any = 2, dim: Any = None, keepdim: bool = False, *_: Any) -> Moments | None:
+    if order not in (2, None):
+        return None
+    shape, across, along = _reduced(x, dim if not hasattr(dim, "itemsize") else None, keepdim)  # or a dtype
+    count = max(1.0, across * along)
+    return Moments(math.sqrt(x.second * count) * (1 - 1 / (4 * count)), x.second * count, shape)  # as in std
 
 
 def _glu_word(*_: Any) -> str:

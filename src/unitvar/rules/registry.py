@@ -29,8 +29,8 @@ def rule(name: str, *, backward: Callable[..., Any] | None = None) -> Callable[[
     """Add or replace the rule of an op.
 
     The function gets the op's arguments in schema order, each tensor as ``Moments(mean, second, shape)`` and the rest
-    as recorded, and returns ``Moments``, or a tuple of them for several outputs. What else is known of the op, such as
-    which of its arguments are weights, stays.
+    as recorded, and returns ``Moments``, or a tuple of them for several outputs; None leaves these arguments to be
+    sampled. What else is known of the op, such as which of its arguments are weights, stays.
 
     Args:
         name: ``"aten.max_pool2d"`` for all overloads, ``"aten.add.Tensor"`` for one.

@@ -64,7 +64,7 @@ def _share(x: Moments, share: float, shape: tuple[int, ...], value: float = 0.0)
     """Keep a share of the elements, the rest being one value."""
     mean = share * x.mean + (1 - share) * value
     second = share * x.second + (1 - share) * value**2
-    cross = share**2 * x.pair + (1 - share**2) * value**2
+    cross = share**2 * x.pair + 2 * share * (1 - share) * x.mean * value + (1 - share) ** 2 * value**2
     return x.like(mean=mean, second=second, shape=shape, cross=cross)
 
 
@@ -90,11 +90,24 @@ def view_as_complex(x: Moments) -> Moments:
     return x.scaled(math.sqrt(2.0), shape=x.shape[:-1])
 
 
-@builtin("tril", "triu", word="", backward=lambda x, *_: 0.5)
-def triangle(x: Moments, diagonal: int = 0) -> Moments:
+def _below(x: Moments, diagonal: int = 0) -> float:
+    """Return the share of a matrix on a diagonal and below it."""
     rows, columns = x.shape[-2:]
-    kept = sum(min(columns, max(0, i + diagonal + 1)) for i in range(rows))
-    return _share(x, kept / max(1, rows * columns), x.shape)
+    return sum(min(columns, max(0, i + diagonal + 1)) for i in range(rows)) / max(1, rows * columns)
+
+
+def _above(x: Moments, diagonal: int = 0) -> float:
+    return 1 - _below(x, diagonal - 1)
+
+
+@builtin("tril", word="", backward=_below)
+def tril(x: Moments, diagonal: int = 0) -> Moments:
+    return _share(x, _below(x, diagonal), x.shape)
+
+
+@builtin("triu", word="", backward=_above)
+def triu(x: Moments, diagonal: int = 0) -> Moments:
+    return _share(x, _above(x, diagonal), x.shape)
 
 
 def _mixture(parts: Sequence[Moments], shares: Sequence[float], shape: tuple[int, ...]) -> Moments:

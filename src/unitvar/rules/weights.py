@@ -195,10 +195,8 @@ def _matmul_shape(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _matmul_backward(a: Moments, b: Moments) -> tuple[float, float]:
-    shape = _matmul_shape(a.shape, b.shape)
-    columns = shape[-1] if len(b.shape) > 1 and shape else 1
-    rows = shape[-2] if len(a.shape) > 1 and len(shape) > 1 else 1
-    return columns * b.second, rows * a.second
+    products = math.prod(_matmul_shape(a.shape, b.shape)) * a.shape[-1]  # shared evenly by the elements of each
+    return products / math.prod(a.shape) * b.second, products / math.prod(b.shape) * a.second
 
 
 @builtin("matmul", "mm", "bmm", "mv", "dot", weights=(0, 1), word="matmul", backward=_matmul_backward)
@@ -212,20 +210,11 @@ def matmul(a: Moments, b: Moments) -> Moments:
     return out.like(features=features)
 
 
-@builtin("addmm", weights=(1, 2), word="matmul", backward=lambda c, a, b, *_: (1.0, *_matmul_backward(a, b)))
-def addmm(bias: Moments, a: Moments, b: Moments, beta: float = 1, alpha: float = 1) -> Moments:
-    return _plus(matmul(a, b).scaled(alpha), bias.scaled(beta))
-
-
 @builtin(
-    "baddbmm", "addbmm", weights=(1, 2), word="matmul", backward=lambda c, a, b, *_: (1.0, *_matmul_backward(a, b))
-)
-def baddbmm(bias: Moments, a: Moments, b: Moments, beta: float = 1, alpha: float = 1) -> Moments:
-    return _plus(matmul(a, b).scaled(alpha), bias.scaled(beta))
-
-
-@builtin("addmv", weights=(1, 2), word="matmul")
-def addmv(bias: Moments, a: Moments, b: Moments, beta: float = 1, alpha: float = 1) -> Moments:
+    "addmm", "baddbmm", "addbmm", "addmv", weights=(1, 2), word="matmul",
+    backward=lambda c, a, b, *_: (1.0, *_matmul_backward(a, b)),
+)  # fmt: skip
+def addmm(bias: Moments, a: Moments, b: Moments, beta: float = 1, alpha: float = 1) -> Moments:
     return _plus(matmul(a, b).scaled(alpha), bias.scaled(beta))
 
 
