@@ -11,7 +11,6 @@ import torch
 
 from unitvar.init import fans
 from unitvar.propagate.state import State
-from unitvar.rules.weights import summed
 from unitvar.trace import Node, Value
 
 __all__ = ["Solver", "Use", "Weighing", "followed", "placed", "use_of"]
@@ -157,7 +156,6 @@ def _letters(node: Node, position: int, operand: Value) -> tuple[tuple[int, ...]
     left, arrow, right = equation.partition("->")
     letters = left.split(",")
     if not arrow:
-        summed(equation, [v.shape for v in operands])
         plain = left.replace(",", "")
         right = "".join(c for c in plain if plain.count(c) == 1)
     own = letters[at]

@@ -85,8 +85,3 @@ def rms_norm(x: Moments, shape: Any, weight: Any = None, eps: Any = None) -> Mom
     factor = 1 / math.sqrt(x.second + (eps or 1e-7)) if x.second > 0 else 0.0
     scale = math.sqrt(weight.second) if weight is not None else 1.0
     return x.scaled(factor * scale)
-
-
-@builtin("local_response_norm", "normalize", word="normalize", resets=True)
-def local_response_norm(x: Moments, *_: Any) -> Moments:
-    return x
