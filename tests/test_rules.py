@@ -139,6 +139,18 @@ def test_a_product_hands_on_the_gradients_that_autograd_does(a: tuple[int, ...],
         assert mean(each) == pytest.approx(exact, abs=4 * error)
 
 
+def test_a_sum_of_matrix_products_sums_over_matrices_too() -> None:
+    shapes = (40, 50), (6, 40, 30), (6, 30, 50)
+    described = [Moments(m, s, shape) for shape, m, s in zip(shapes, (0.0, 1.0, 0.0), (1.0, 5.0, 9.0), strict=True)]
+    found = RULES["aten.addbmm"].forward(*described, 2.0, 0.5)
+    assert found.shape == (40, 50)
+    drawn = []
+    for _ in range(20):
+        bias, a, b = (torch.randn(shape) for shape in shapes)
+        drawn.append(torch.addbmm(bias, 2 * a + 1, 3 * b, beta=2.0, alpha=0.5).square().mean().item())
+    assert found.second == pytest.approx(mean(drawn), abs=4 * stdev(drawn) / len(drawn) ** 0.5)
+
+
 FILTER = torch.linspace(0.1, 3, 65).to(torch.cfloat) * 1j
 SPECTRA: dict[str, tuple[Callable[[Tensor], Tensor], float]] = {
     "real part": (lambda x: torch.fft.fft(x, norm="ortho").real, 1 / 2 + 1 / 128),  # two bins have no imaginary part

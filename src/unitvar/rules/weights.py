@@ -211,11 +211,17 @@ def matmul(a: Moments, b: Moments) -> Moments:
 
 
 @builtin(
-    "addmm", "baddbmm", "addbmm", "addmv", weights=(1, 2), word="matmul",
+    "addmm", "baddbmm", "addmv", weights=(1, 2), word="matmul",
     backward=lambda c, a, b, *_: (1.0, *_matmul_backward(a, b)),
 )  # fmt: skip
 def addmm(bias: Moments, a: Moments, b: Moments, beta: float = 1, alpha: float = 1) -> Moments:
     return _plus(matmul(a, b).scaled(alpha), bias.scaled(beta))
+
+
+@builtin("addbmm", weights=(1, 2), word="matmul", backward=lambda c, a, b, *_: (1.0, *_matmul_backward(a, b)))
+def addbmm(bias: Moments, a: Moments, b: Moments, beta: float = 1, alpha: float = 1) -> Moments:
+    out = contract(a, b, a.shape[0] * a.shape[-1], (a.shape[1], b.shape[-1]))  # matrices are summed over, too
+    return _plus(out.scaled(alpha), bias.scaled(beta))
 
 
 def summed(equation: str, shapes: Sequence[tuple[int, ...]]) -> tuple[tuple[int, ...], float, dict[str, int]]:
