@@ -469,6 +469,18 @@ def test_every_way_to_write_a_mask_is_the_same_mask(name: str, buffered: bool, a
     assert found == pytest.approx(attended[0], abs=5 * attended[1])
 
 
+def test_a_mask_may_be_an_input(attended: tuple[float, float]) -> None:
+    class Given(Masked):
+        def forward(self, x: Tensor, mask: Tensor) -> Tensor:  # type: ignore[override]
+            self.mask = mask
+            return super().forward(x)
+
+    for name in ("boolean", "minus infinity", "added"):
+        mixing, mask = MASKINGS[name]
+        plan = unitvar.plan(Given(mixing, mask, buffered=False), (torch.zeros(8, 32, 64), mask))
+        assert plan["out.weight"].second == pytest.approx(attended[0], abs=5 * attended[1])
+
+
 # Devices --------------------------------------------------------------------------------------------------------------
 
 

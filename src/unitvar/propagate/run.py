@@ -56,11 +56,19 @@ def propagate(
     with torch.inference_mode(False), torch.enable_grad():
         walk = Walk(solve, zeroed, overrides or {}, backward)
         for value, moments in zip(graph.inputs, inputs, strict=True):
-            features = default_features(value.shape)
-            walk.out.states[id(value)] = State(moments.like(shape=value.shape, features=features))
+            if not _mask(value):  # which is read as it is, like one that is no input
+                features = default_features(value.shape)
+                walk.out.states[id(value)] = State(moments.like(shape=value.shape, features=features))
         for node in graph.nodes:
             _step(walk, node)
         return walk.out
+
+
+def _mask(value: Value) -> bool:
+    tensor = value.tensor
+    if tensor is None or tensor.is_meta or not tensor.is_floating_point():
+        return False
+    return bool(tensor.isneginf().any())
 
 
 def _step(walk: Walk, node: Node) -> None:
