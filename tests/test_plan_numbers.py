@@ -101,3 +101,12 @@ def test_on_the_meta_device_a_weight_left_alone_counts_as_standard_normal() -> N
         model = nn.Sequential(nn.Linear(16, 8), nn.Linear(8, 4))
     (layer,) = unitvar.plan(model, torch.zeros(2, 16), only="1.*")
     assert (layer.mean, layer.second) == (0.0, 16.0)  # sixteen inputs of unit second moment, and a bias of zeros
+
+
+def test_a_rule_for_one_overload_of_a_call_keeps_the_weights_of_its_op() -> None:
+    def passed_on(x: unitvar.Moments, *_: object) -> unitvar.Moments:
+        return x
+
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    plan = unitvar.plan(model, torch.zeros(2, 8), rules={"aten.linear.default": passed_on})
+    assert [layer.name for layer in plan] == ["0.weight", "1.weight"]

@@ -72,7 +72,7 @@ class Options:
         """Give the rules of this call, each with what else is known of its op."""
         made = {}
         for name, given in (self.rules or {}).items():
-            known = RULES.get(name, Rule(lambda *_: None))
+            known = RULES.get(name) or RULES.get(name.rpartition(".")[0]) or Rule(lambda *_: None)
             function, backward = (*_pair(given), known.backward)[:2]
             made[name] = Rule(function, backward, known.word, known.weights, known.resets)
         return made
@@ -129,7 +129,7 @@ class Options:
             and tensor is not None
             and not tensor.is_meta
         ):
-            numbers = tensor.detach().double()
+            numbers = tensor.detach().cpu().double()  # MPS has no float64
             if not numbers.numel():
                 return Moments(0.0, 0.0, value.shape)
             cross = None
