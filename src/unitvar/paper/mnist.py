@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Literal
 from rich.console import Console
 
 from unitvar.paper import comparison, record
-from unitvar.paper.comparison import grid, tuned
+from unitvar.paper.comparison import grid, repeats, tuned
 from unitvar.paper.mlp import Trial, run_trial
 from unitvar.paper.training import Stage, Training
 
@@ -45,12 +45,14 @@ def stages(base: Trial, scale: str, seeds: int, done: Callable[[list[Trial]], li
         planned.update(fresh)
         return label, fresh
 
+    def once(activations: tuple[str, ...], own: tuple[str, ...]) -> list[dict[str, Any]]:
+        return done(grid(base, activations=activations, keeps=KEEPS, inits=own, rates=RATES))
+
     def best(activations: tuple[str, ...], own: tuple[str, ...]) -> list[Trial]:
-        records = done(grid(base, activations=activations, keeps=KEEPS, inits=own, rates=RATES))
-        return [Trial(**r["config"]) for r in tuned(records)]
+        return [Trial(**r["config"]) for r in tuned(once(activations, own))]
 
     def more_seeds(own: tuple[str, ...]) -> list[Trial]:
-        return [replace(trial, seed=seed) for seed in range(1, seeds) for trial in best(("relu", "tanh"), own)]
+        return repeats(once(("relu", "tanh"), own), range(1, seeds))
 
     def others(rates: tuple[float, ...]) -> list[Trial]:
         corrected = grid(base, activations=ACTIVATIONS, keeps=KEEPS, inits=CORRECTED, rates=rates)
