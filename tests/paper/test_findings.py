@@ -170,6 +170,7 @@ def test_mnist_counts_where_the_papers_weights_win_with_dropout() -> None:
     assert section.verdict == "partly"
     assert section.tables[0].rows[1] == ("relu", "0.5", "3.00 (4.0)", "3.50 (3.0)", "4.00 (never)")
     assert mnist(mnist_payload(rows[2:3])).found == ("Not enough trials yet to compare.",)
+    assert mnist(mnist_payload(rows[5:])).found[0].endswith("and none of them reaches a validation loss of 0.2.")
 
 
 def test_mnist_says_what_the_corrected_rules_and_the_first_layer_do() -> None:

@@ -140,10 +140,11 @@ def _sentences(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     lower = sum(_lower(paper, other) for paper, other in pairs)
     sooner = sum(_when(paper) < _when(other) for paper, other in pairs)
     reached = sum(_when(paper) < float("inf") or _when(other) < float("inf") for paper, other in pairs)
+    target = f"a validation loss of {rows[0]['target']:g}"
+    speed = f"reach {target} sooner in {sooner} of the {reached} where either reaches it"
     found = [
         f"With dropout, the paper's weights end at a lower test error than Xavier's or He's in {lower} of {len(pairs)} "
-        f"comparisons, and reach a validation loss of {rows[0]['target']:g} sooner in {sooner} of the {reached} where "
-        "either reaches it."
+        f"comparisons, and {speed if reached else f'none of them reaches {target}'}."
     ]
     ranked = sorted(pairs, key=lambda pair: pair[1]["error"]["mean"] - pair[0]["error"]["mean"])
     found.append(f"Their largest gain: {_told(*ranked[-1])}.")
