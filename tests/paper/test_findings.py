@@ -168,7 +168,7 @@ def test_mnist_counts_where_the_papers_weights_win_with_dropout() -> None:
     assert section.found[1] == "Their largest gain: relu at keep rate 0.3, 50.00 % against He's 80.00 %."
     assert section.found[2] == "Their largest loss: relu at keep rate 0.3, 50.00 % against Xavier's 40.00 %."
     assert section.verdict == "partly"
-    assert section.tables[0].rows[1] == ("relu", "0.5", "3.00 (4.0)", "3.50 (3.0)", "4.00 (never)")
+    assert section.tables[0].rows[1] == ("relu", "0.5", "3.00 (4.0)", "3.50 (3.0)", "4.00 (–)")
     assert mnist(mnist_payload(rows[2:3])).found == ("Not enough trials yet to compare.",)
     assert mnist(mnist_payload(rows[5:])).found[0].endswith("and none of them reaches a validation loss of 0.2.")
 

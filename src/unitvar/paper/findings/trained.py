@@ -197,12 +197,13 @@ def _matrix(caption: str, rows: Sequence[Mapping[str, Any]]) -> Grid:
         cells.append((*head, *(_cell(by[init]) if init in by else "–" for init in inits)))
     target = rows[0]["target"] if rows else 0.0
     heads = ("activation", "keep", *(NAMES[init] for init in inits))
-    return Grid(f"Test error, % (epochs to a validation loss of {target:g}): {caption}", heads, tuple(cells))
+    measured = f"Test error, % (epochs to a validation loss of {target:g}, – if never)"
+    return Grid(f"{measured}: {caption}", heads, tuple(cells))
 
 
 def _cell(row: Mapping[str, Any]) -> str:
     epochs = row["epochs_to_target"]
-    return f"{percent(row['error'])} ({epochs['mean']:.1f})" if epochs else f"{percent(row['error'])} (never)"
+    return f"{percent(row['error'])} ({epochs['mean']:.1f})" if epochs else f"{percent(row['error'])} (–)"
 
 
 def _comparison(caption: str, rows: Sequence[Mapping[str, Any]]) -> Grid:
