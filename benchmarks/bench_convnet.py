@@ -2,14 +2,17 @@
 
 One thread, the experiments' sizes, random images. Each way against the plain network: torch's dropout and layout. What
 the experiments use is the third; ``--compiled`` adds torch.compile on top of it, which takes minutes to warm up.
+Then the third again, in a worker of a sweep, which keeps its memory, against a process that does not.
 """
 
 from __future__ import annotations
 
 import argparse
 import functools
+import multiprocessing
 import statistics
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 
 import torch
 from torch import nn
@@ -17,6 +20,7 @@ from torch import nn
 from interleaved import RESULTS, interleave, ratio, show
 from unitvar.paper import models, record
 from unitvar.paper.data import Images
+from unitvar.paper.pools import processes
 from unitvar.paper.schedule import Schedule
 from unitvar.paper.train import train
 
@@ -36,26 +40,49 @@ def network(build: Callable[[], nn.Sequential], way: str) -> nn.Sequential:
     return model.to(memory_format=torch.channels_last) if "last" in way else model  # type: ignore[call-overload]
 
 
-def rows(name: str, rounds: int, batches: int, ways: tuple[str, ...]) -> list[dict[str, object]]:
-    """Time a few batches of 64 in each way, in turn."""
+def prepared(name: str, way: str, batches: int) -> Callable[[], object]:
+    """Return a training over a few batches of 64."""
     generator = torch.Generator().manual_seed(0)
     images = torch.randn(64 * batches, 3, 32, 32, generator=generator)
     data = Images(images, torch.randint(10, (len(images),), generator=generator))
-    schedule = Schedule(1, 1e-4)
-    runs = {
-        way: functools.partial(
-            train, network(NETWORKS[name], way), data, schedule, seed=0, compiled=way.endswith("compiled")
-        )
-        for way in ways
-    }
+    compiled = way.endswith("compiled")
+    return functools.partial(train, network(NETWORKS[name], way), data, Schedule(1, 1e-4), seed=0, compiled=compiled)
+
+
+def compared(name: str, runs: dict[str, Callable[[], object]], rounds: int, batches: int) -> list[dict[str, object]]:
+    """Time all in turn; return a row for each, against the first."""
     times = interleave(runs, repeats=rounds, label=name)
     found = []
-    for way in ways:
-        against = ratio(times, way, "plain")
+    for way in runs:
+        against = ratio(times, way, next(iter(runs)))
         quartiles = {"quartile 1": against["quartile_1"], "quartile 3": against["quartile_3"]}
         milliseconds = statistics.median(times[way]) * 1e3 / batches
         found.append({"network": name, "way": way, "ms a step": milliseconds, "ratio": against["median"], **quartiles})
     return found
+
+
+@functools.cache
+def _here(name: str, batches: int) -> Callable[[], object]:
+    torch.set_num_threads(1)
+    return prepared(name, WAYS[-1], batches)
+
+
+def train_here(name: str, batches: int) -> None:
+    """Train, in a worker, a network that it builds once."""
+    _here(name, batches)()
+
+
+def in_workers(name: str, rounds: int, batches: int) -> list[dict[str, object]]:
+    """Time a worker that gives its memory back, and one of a sweep's, in turn."""
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, mp_context=context) as plain:
+        plain.submit(int).result()  # so that it starts before the other's environment is set
+        with processes(1) as kept:
+            runs: dict[str, Callable[[], object]] = {
+                "in a process": lambda: plain.submit(train_here, name, batches).result(),
+                "in a worker": lambda: kept.result(kept.submit(train_here, name, batches)),
+            }
+            return compared(name, runs, rounds, batches)
 
 
 if __name__ == "__main__":
@@ -65,7 +92,11 @@ if __name__ == "__main__":
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     ways = (*WAYS, f"{WAYS[-1]}, compiled") if arguments.compiled else WAYS
-    found = [row for name in NETWORKS for row in rows(name, *(2, 1) if arguments.quick else (9, 3), ways)]
+    rounds, batches = (2, 1) if arguments.quick else (9, 3)
+    found = []
+    for name in NETWORKS:
+        found += compared(name, {way: prepared(name, way, batches) for way in ways}, rounds, batches)
+        found += in_workers(name, rounds, 2 * batches)  # so that sending the call is nothing beside it
     show("A training step", found)
     if not arguments.quick:
         record.save(RESULTS / "convnet.json", {"rows": found})
