@@ -130,12 +130,17 @@ def test_densenets_are_judged_by_the_papers_arm(gain: float, expected: str) -> N
     assert section.verdict == expected
     assert f"{100 * (0.30 - gain):.2f} ± 0.00 % with the variance re-estimated" in section.found[0]
     assert "in 2 of 2 cases, beyond chance in 2 (and higher beyond chance in 0)" in section.found[-1]
-    printed = {(row[2], row[3]): row[-2] for row in section.tables[0].rows}
-    assert [row[-1] for row in section.tables[0].rows] == ["–"] * 4 + ["5.77", "–", "–", "–"]
+    arms = ("30.00 ± 0.00", "29.00 ± 0.00", f"{100 * (0.30 - gain):.2f} ± 0.00", "27.00 ± 0.00")
+    assert section.tables[0].rows == (
+        ("CIFAR-10, 0.8", "half-way", "3", *arms, "6.37 → 6.07"),
+        ("CIFAR-10, 0.8", "at the end", "3", *arms, "5.62 → 5.38"),
+    )
+    printed = {(row[2], row[3]): row[-2] for row in section.tables[1].rows}
+    assert [row[-1] for row in section.tables[1].rows] == ["–"] * 4 + ["5.77", "–", "–", "–"]
     assert printed["half-way", "as trained"] == "6.37"
     assert printed["at the end", "variance only"] == "5.38"
     assert printed["at the end", "dropout on"] == "–"
-    assert section.tables[1].rows == (("1", "50.00 ± 0.00", "0.00 ± 0.00"),)
+    assert section.tables[2].rows == (("1", "50.00 ± 0.00", "0.00 ± 0.00"),)
 
 
 def mnist_row(keep: float, init: str, error: float, epochs: float | None) -> dict[str, Any]:

@@ -46,7 +46,7 @@ nav ul { columns: 2 18rem; padding-left: 1.2rem; margin: .6rem 0; }
 .sides p { margin: 0 0 .5rem; }
 .ran, footer { color: var(--soft); font-size: .87rem; }
 figure { margin: 1.2rem 0; background: #fff; border-radius: .5rem; padding: .4rem; overflow-x: auto; }
-figure img { display: block; width: 100%; min-width: 36rem; height: auto; }
+figure img { display: block; max-width: max(100%, 36rem); height: auto; }
 .scroll { overflow-x: auto; margin: 1rem 0; }
 table { border-collapse: collapse; font-size: .87rem; font-variant-numeric: tabular-nums; }
 th, td { padding: .25rem 1.1rem .25rem 0; text-align: left; border-bottom: 1px solid var(--line); white-space: nowrap; }
