@@ -168,4 +168,4 @@ def _table(grid: Grid) -> str:
 
 
 def _text(words: str) -> str:
-    return html.escape(words)
+    return html.escape(words).replace(" %", "&nbsp;%")
