@@ -1,5 +1,6 @@
 """The DenseNet experiment: the paper's networks, arms that do not disturb training, and honest comparisons."""
 
+import io
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +17,7 @@ from unitvar.paper.data import Images
 from unitvar.paper.densenet import experiment
 from unitvar.paper.densenet import trial as densenet
 from unitvar.paper.densenet.experiment import Densenet, plan
-from unitvar.paper.densenet.summary import sensitivity_rows, summarise
+from unitvar.paper.densenet.summary import sensitivity_rows, summarise, tables
 from unitvar.paper.densenet.trial import Trial, compare, run_trial
 from unitvar.paper.train import train
 
@@ -174,6 +175,16 @@ def test_differences_are_paired_by_network_and_by_image() -> None:
     assert against["p"] == pytest.approx(max(binomtest(3, 13).pvalue, binomtest(2, 10).pvalue))
     (row,) = sensitivity_rows(records)["batches"]  # type: ignore[index]
     assert row["error minus all"]["mean"] == 0
+
+
+def test_the_tables_fit_a_terminal() -> None:
+    arms = [dict(zip(ARMS, (0.46 + x, 0.38, 0.47 - x, 0.35), strict=True)) for x in (0.0, 0.02, 0.03)]
+    rows = summarise([record(seed, errors, 10, 800) for seed, errors in enumerate(arms)])
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(*tables(rows))
+    text = console.export_text()
+    assert "│ 0.8, halfway │ mean and variance │ 3 │ 35.00 ± 0.00 │" in text
+    assert "…" not in text
 
 
 def test_the_command_trains_tidies_and_summarises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

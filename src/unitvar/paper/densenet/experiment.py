@@ -20,7 +20,7 @@ from rich.console import Console
 
 from unitvar.paper import record
 from unitvar.paper.densenet.figures import draw_sensitivity
-from unitvar.paper.densenet.summary import sensitivity_rows, summarise, table
+from unitvar.paper.densenet.summary import sensitivity_rows, summarise, tables
 from unitvar.paper.densenet.trial import Trial, run_trial
 from unitvar.paper.training import Stage, Training, saved
 from unitvar.paper.values import TABLE2
@@ -105,8 +105,8 @@ class Densenet(Training):
     def conclude(self, planned: list[Trial], records: list[dict[str, Any]], console: Console) -> None:
         """Print, draw and save."""
         rows, by_batches = summarise(records), sensitivity_rows(records)
-        for dataset in dict.fromkeys(row["dataset"] for row in rows):
-            console.print(table([row for row in rows if row["dataset"] == dataset], dataset))
+        for table in tables(rows):
+            console.print(table)
         config = {"scale": self.scale, "seeds": self.seeds, "other_seeds": self.other_seeds}
         done = {"trials": len(records), "planned": len(planned)}
         found = {"rows": rows, "sensitivity": by_batches, "environment": record.combined(records)}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -11,7 +11,7 @@ from rich.table import Table
 from unitvar.paper.arms import ARMS
 from unitvar.paper.statistics import Estimate, estimate
 
-__all__ = ["sensitivity_rows", "summarise", "table"]
+__all__ = ["sensitivity_rows", "summarise", "tables"]
 
 KIND = ("dataset", "depth", "growth", "keep", "epochs")
 MOMENTS = ("halfway", "end")
@@ -86,23 +86,26 @@ def sensitivity_rows(records: Sequence[Record]) -> dict[str, list[dict[str, Any]
     return found
 
 
-def table(rows: Sequence[Mapping[str, Any]], title: str) -> Table:
-    """Lay out the rows of one data set."""
-    drawn = Table(title=f"DenseNets on {title}", title_justify="left")
-    for head in ("L, k, keep", "moment", "BatchNorm"):
-        drawn.add_column(head)
-    for head in ("networks", "test error, %", "Δ to as trained", "p, by image"):
-        drawn.add_column(head, justify="right")
-    for row in rows:
-        against = row["against"].get(ARMS[0])
-        drawn.add_row(
-            f"{row['depth']}, {row['growth']}, {row['keep']:g}",
-            row["moment"],
-            row["arm"],
-            f"{row['seeds']}",
-            Estimate(**row["error"]).percent(),
-            Estimate(**against["error"]).percent() if against else "–",
-            f"{against['p']:.2g}" if against else "–",
-            end_section=row["arm"] == ARMS[-1],
-        )
-    return drawn
+def tables(rows: Sequence[Mapping[str, Any]]) -> Iterator[Table]:
+    """Lay out the rows of each data set and size of network, in 80 columns."""
+    for network in dict.fromkeys(tuple(row[name] for name in KIND[:3]) for row in rows):
+        drawn = Table(title="DenseNets on {}, L = {}, k = {}".format(*network), title_justify="left")
+        for head in ("keep, moment", "BatchNorm"):
+            drawn.add_column(head)
+        for head in ("n", "error, %", "Δ as trained", "p"):
+            drawn.add_column(head, justify="right")
+        for row in rows:
+            if tuple(row[name] for name in KIND[:3]) == network:
+                drawn.add_row(*_cells(row), end_section=row["arm"] == ARMS[-1])
+        drawn.caption = "n networks; p by image (McNemar's test), the largest of theirs"
+        yield drawn
+
+
+def _cells(row: Mapping[str, Any]) -> Iterator[str]:
+    against = row["against"].get(ARMS[0])
+    yield f"{row['keep']:g}, {row['moment']}"
+    yield row["arm"]
+    yield f"{row['seeds']}"
+    yield Estimate(**row["error"]).percent()
+    yield Estimate(**against["error"]).percent() if against else "–"
+    yield f"{against['p']:.1g}" if against else "–"
