@@ -10,7 +10,7 @@ from unitvar.paper.arms import ARMS
 from unitvar.paper.densenet.summary import sensitivity_rows
 from unitvar.paper.densenet.summary import summarise as summarise_densenets
 from unitvar.paper.findings.densenet import densenet
-from unitvar.paper.findings.section import verdict
+from unitvar.paper.findings.section import Section, verdict
 from unitvar.paper.findings.trained import mnist
 from unitvar.paper.findings.vgg import vgg
 from unitvar.paper.vgg.experiment import summarise as summarise_vggs
@@ -122,6 +122,23 @@ def test_what_may_be_chance_does_not_hold() -> None:
     section = densenet(densenet_payload(0.02, better=10))  # of 13 images that changed: p = 0.09
     assert section.verdict == "not at this scale"
     assert "in 2 of 2 cases, beyond chance in 0 (and higher beyond chance in 0)" in section.found[-1]
+
+
+def test_what_the_networks_do_not_agree_on_does_not_hold() -> None:
+    """Two gain much, one loses a little, each beyond chance by its own images; then all gain, but not alike."""
+
+    def section(*gains: float) -> Section:
+        records = []
+        for seed, gain in enumerate(gains):
+            errors = dict(zip(ARMS, (0.30, 0.30, 0.30 - gain, 0.30), strict=True))
+            split = (30, 100) if gain > 0 else (100, 30)
+            records.append(test_densenet.record(seed, errors, *split))
+        return densenet(densenet_payload(0.0) | {"rows": summarise_densenets(records)})
+
+    assert section(0.06, 0.06, 0.07).verdict == "held"
+    for gains in ((0.06, 0.06, -0.02), (0.01, 0.01, 0.30)):
+        assert section(*gains).verdict == "not at this scale"
+        assert "in 2 of 2 cases, beyond chance in 0" in section(*gains).found[2]
 
 
 @pytest.mark.parametrize(("gain", "expected"), [(0.02, "held"), (-0.01, "not at this scale")])

@@ -24,9 +24,10 @@ def summarise(records: Sequence[Record]) -> list[dict[str, Any]]:
 
     Two paired tests against each earlier arm: the difference of errors in the mean over networks, with its interval;
     and, over the test images of each network, how many only one of the two arms gets wrong, with the probability of so
-    uneven a split if both were equally good (McNemar's test, exact), the largest of all networks'. The second needs no
-    more than one network, and speaks of these networks only. Their counts are added up, but not tested as a sum: the
-    networks see the same images, which are not as many independent ones.
+    uneven a split if both were equally good (McNemar's test, exact), the largest of all networks', or 1 if they are not
+    all uneven in the same direction. The second needs no more than one network, and speaks of these networks only.
+    Their counts are added up, but not tested as a sum: the networks see the same images, which are not as many
+    independent ones.
     """
     rows = []
     for kind, own in _kinds(records).items():
@@ -53,13 +54,15 @@ def _compared(measured: Sequence[Mapping[str, Any]], name: str, other: str) -> d
     from scipy.stats import binomtest
 
     changed = [(m[name]["changed"][other]["worse"], m[name]["changed"][other]["better"]) for m in measured]
+    agree = len({worse < better for worse, better in changed}) == 1
     return {
         "error": asdict(estimate([m[name]["error"] - m[other]["error"] for m in measured])),
         "log_loss": asdict(estimate([m[name]["log_loss"] - m[other]["log_loss"] for m in measured])),
         "worse": sum(worse for worse, _ in changed),
         "better": sum(better for _, better in changed),
         "p": max(
-            float(binomtest(worse, worse + better).pvalue) if worse + better else 1.0 for worse, better in changed
+            float(binomtest(worse, worse + better).pvalue) if agree and worse + better else 1.0
+            for worse, better in changed
         ),
     }
 

@@ -8,6 +8,7 @@ from typing import Any
 from unitvar.paper.arms import ARMS
 from unitvar.paper.densenet.summary import KIND
 from unitvar.paper.findings.section import Grid, Payload, Section, percent, verdict
+from unitvar.paper.statistics import Estimate
 from unitvar.paper.values import STATE_OF_THE_ART, TABLE2
 
 __all__ = ["densenet"]
@@ -45,10 +46,11 @@ def densenet(p: Payload) -> Section:
         ),
         f"{'Full size' if full else 'Shrunk'}: {'; '.join(_sizes(p['rows']))}. {done['trials']} of {done['planned']} "
         "networks done. p: of so uneven a split of the images that only one of both gets wrong (McNemar), the largest "
-        f"of the networks'; beyond chance: below {CHANCE:g}.",
+        f"of the networks', or 1 if they differ in the direction; beyond chance: below {CHANCE:g}, and with several "
+        "networks the 95 % interval of the difference without 0.",
         tuple(tables),
         (f"{p['experiment']}_batches.png",) if p["sensitivity"] else (),
-        verdict=verdict((gain["error"]["mean"] < 0 and gain["p"] < CHANCE for gain in gains), shrunk=not full),
+        verdict=verdict((gain["error"]["mean"] < 0 and _clear(gain) for gain in gains), shrunk=not full),
     )
 
 
@@ -102,10 +104,16 @@ def _overview(rows: Sequence[Mapping[str, Any]]) -> Grid:
     return Grid(caption, ("data, keep", "moment", "networks", *ARMS, "paper's"), tuple(lines))
 
 
+def _clear(pair: Mapping[str, Any]) -> bool:
+    """Return whether a difference is beyond chance: in each network by its images, and over networks if there are."""
+    over = Estimate(**pair["error"])
+    return pair["p"] < CHANCE and (over.half_width is None or over.excludes_zero)
+
+
 def _gains(rows: Sequence[Mapping[str, Any]], arm: str, other: str) -> str:
     """Count the cases in which one arm has a lower error than another, and those in which that cannot be chance."""
     pairs = [row["against"][other] for row in rows if row["arm"] == arm]
-    lower, higher = (sum(sign * pair["error"]["mean"] > 0 and pair["p"] < CHANCE for pair in pairs) for sign in (-1, 1))
+    lower, higher = (sum(sign * pair["error"]["mean"] > 0 and _clear(pair) for pair in pairs) for sign in (-1, 1))
     better = sum(pair["error"]["mean"] < 0 for pair in pairs)
     return f"in {better} of {len(pairs)} cases, beyond chance in {lower} (and higher beyond chance in {higher})"
 
