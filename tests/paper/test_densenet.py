@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -178,12 +179,12 @@ def test_differences_are_paired_by_network_and_by_image() -> None:
 
 
 def test_the_tables_fit_a_terminal() -> None:
-    arms = [dict(zip(ARMS, (0.46 + x, 0.38, 0.47 - x, 0.35), strict=True)) for x in (0.0, 0.02, 0.03)]
+    arms = [dict(zip(ARMS, (0.46 + x, 0.38, 0.47 - x, 0.35), strict=True)) for x in (0.0, 0.12, 0.13)]
     rows = summarise([record(seed, errors, 10, 800) for seed, errors in enumerate(arms)])
     console = Console(width=80, record=True, file=io.StringIO())
     console.print(*tables(rows))
     text = console.export_text()
-    assert "│ 0.8, halfway │ mean and variance │ 3 │ 35.00 ± 0.00 │" in text
+    assert re.search(r" 0.8 halfway   mean and variance   3 +35.00 ± 0.00   -19.33 ± 17.98 +\de-\d+ *\n", text)
     assert "…" not in text
 
 

@@ -9,13 +9,23 @@ from typing import Any
 import pytest
 import torch
 from rich.console import Console
+from scipy.stats import norm
 from torch import nn
 
 from tests.paper.fake import write_cifar10
 from unitvar.paper import models
 from unitvar.paper.vgg import experiment
 from unitvar.paper.vgg import trial as vgg
-from unitvar.paper.vgg.experiment import Vgg, rates, stages, summarise, tuned
+from unitvar.paper.vgg.experiment import (
+    Vgg,
+    learnt,
+    planned_trials,
+    rates,
+    stages,
+    summarise,
+    tuned,
+    waited,
+)
 from unitvar.paper.vgg.trial import INITS, Trial, initialise_, run_trial
 
 KEEPS = (None, 0.7, 1, 0.6, 1, 0.6, 0.6, 1, 0.6, 0.6, 1, 0.6, 0.6, 0.5, 0.5)
@@ -124,7 +134,31 @@ def record(optimiser: str, rate: float, init: str, error: float, *, seed: int = 
     measured = [] if diverged else [{"error": error, "log_loss": error}]
     tested = [] if diverged else [{"error": error + 0.01, "log_loss": error}]
     where = 0.5 if diverged else None
-    return {"config": vars(trial), "curve": curve, "validation": measured, "test": tested, "diverged": where}
+    return {
+        "config": vars(trial),
+        "curve": curve,
+        "validation": measured,
+        "test": tested,
+        "diverged": where,
+        "images": {"training": 45_000, "validation": 5000, "test": 10_000},
+    }
+
+
+@pytest.mark.parametrize(("error", "expected"), [(0.9, False), (0.89, False), (0.886, True), (0.8, True)])
+def test_a_network_has_learnt_if_guessing_does_not_explain_its_error(error: float, expected: bool) -> None:
+    found = record("adam", 1e-3, "he", error)
+    assert learnt(found) == expected
+    assert (norm.cdf((error - 0.9) / math.sqrt(0.9 * 0.1 / 5000)) < 1e-3) == expected
+    assert not learnt(record("adam", 1e-3, "he", error, diverged=True))
+
+
+def test_the_first_layer_waits_until_its_gradient_is_a_tenth_of_its_largest() -> None:
+    found = record("adam", 1e-3, "he", 0.5)
+    for levels, expected in (((1.0, 5.0, 2.0), 0), ((1e-4, 0.04, 0.06, 0.5), 2), ((1e-9, 1.0, float("nan")), 1)):
+        found["curve"]["gradient"] = [level for level in levels for _ in range(9)]
+        assert waited(found) == expected
+    found["curve"]["gradient"] = [None] * 9
+    assert waited(found) == 0
 
 
 def test_the_rate_is_chosen_on_validation_and_the_test_error_is_of_that_rate() -> None:
@@ -157,7 +191,15 @@ def test_small_stages_add_ours_at_the_best_rate_and_then_seeds() -> None:
     assert len(again) == 2 * 8
     assert {t.seed for t in again} == {1, 2}
     everything = [t for _, trials in stages(base, "paper", 1, lambda trials: []) for t in trials]
-    assert len(everything) == len(set(everything)) == 80
+    assert len(everything) == len(set(everything)) == planned_trials("paper", 1) == 80
+    assert len(first) + len(added) + len(again) == planned_trials("small", 3)
+
+
+def test_width_is_a_share_of_the_papers() -> None:
+    assert (Vgg(width=0.25).base.width, Vgg().base.width, Vgg(scale="paper").base.width) == (16, 16, 64)
+    for width in (0.0, -1.0, 16.0):
+        with pytest.raises(ValueError, match=rf"width={width:g} is not a share of the paper's width, from 1/64 to 4"):
+            _ = Vgg(width=width).base
 
 
 @pytest.mark.filterwarnings("ignore:.*is not the published file")

@@ -107,7 +107,8 @@ class Densenet(Training):
         rows, by_batches = summarise(records), sensitivity_rows(records)
         for table in tables(rows):
             console.print(table)
-        config = {"scale": self.scale, "seeds": self.seeds, "other_seeds": self.other_seeds}
+        names = ("scale", "seeds", "other_seeds", "precision")
+        config = {name: getattr(self, name) for name in names}
         done = {"trials": len(records), "planned": len(planned)}
         found = {"rows": rows, "sensitivity": by_batches, "environment": record.combined(records)}
         payload = {"experiment": self.name, "config": config, "done": done, **found}

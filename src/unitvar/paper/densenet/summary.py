@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from rich import box
 from rich.table import Table
 
 from unitvar.paper.arms import ARMS
@@ -92,8 +93,9 @@ def sensitivity_rows(records: Sequence[Record]) -> dict[str, list[dict[str, Any]
 def tables(rows: Sequence[Mapping[str, Any]]) -> Iterator[Table]:
     """Lay out the rows of each data set and size of network, in 80 columns."""
     for network in dict.fromkeys(tuple(row[name] for name in KIND[:3]) for row in rows):
-        drawn = Table(title="DenseNets on {}, L = {}, k = {}".format(*network), title_justify="left")
-        for head in ("keep, moment", "BatchNorm"):
+        title = "DenseNets on {}, L = {}, k = {}".format(*network)
+        drawn = Table(title=title, title_justify="left", box=box.SIMPLE)
+        for head in ("keep", "BatchNorm"):
             drawn.add_column(head)
         for head in ("n", "error, %", "Δ as trained", "p"):
             drawn.add_column(head, justify="right")
@@ -106,7 +108,7 @@ def tables(rows: Sequence[Mapping[str, Any]]) -> Iterator[Table]:
 
 def _cells(row: Mapping[str, Any]) -> Iterator[str]:
     against = row["against"].get(ARMS[0])
-    yield f"{row['keep']:g}, {row['moment']}"
+    yield f"{row['keep']:g} {row['moment']}"
     yield row["arm"]
     yield f"{row['seeds']}"
     yield Estimate(**row["error"]).percent()

@@ -8,7 +8,7 @@ from typing import Any
 
 from unitvar.paper.statistics import Estimate
 
-__all__ = ["VERDICTS", "Grid", "Payload", "Section", "mean", "percent", "verdict"]
+__all__ = ["VERDICTS", "Grid", "Payload", "Section", "mean", "percent", "precision", "verdict"]
 
 Payload = Mapping[str, Any]
 VERDICTS = ("held", "partly", "not held", "not at this scale")
@@ -61,3 +61,8 @@ def mean(values: Sequence[float | None]) -> float:
 def percent(value: Mapping[str, Any]) -> str:
     """Write a saved estimate in percent."""
     return Estimate(**value).percent()
+
+
+def precision(name: str) -> str:
+    """Say of a precision what a reader would not expect, after a comma."""
+    return "" if name == "float32" else f", in {name}"

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from unitvar.paper.findings.section import Grid, Payload, Section, verdict
+from unitvar.paper.findings.section import Grid, Payload, Section, precision, verdict
 from unitvar.paper.values import VGG_ERRORS
-from unitvar.paper.vgg.experiment import written_error
+from unitvar.paper.vgg.experiment import DOUBT, written_error
 from unitvar.paper.vgg.trial import NAMES, Trial
 
 __all__ = ["vgg"]
@@ -32,6 +33,12 @@ def vgg(p: Payload) -> Section:
         found.append(
             f"At Nesterov {UNTRAINABLE:g}, the paper's example: {_at(by['nesterov', 'paper'])} with the paper's "
             f"weights, {_at(by['nesterov', 'he'])} with He's (validation error; chance is 90 %)."
+        )
+    if pairs:
+        found.append(
+            f"The first layer waits for at most {_epochs(_longest(ours for _, ours, _ in pairs))} with the paper's "
+            f"weights and {_epochs(_longest(he for *_, he in pairs))} with He's, at any rate, until its gradient is a "
+            "tenth of its largest, in the mean of an epoch."
         )
     added = [row for row in p["rows"] if row["init"] in ("plan", "measured")]
     if added:
@@ -68,29 +75,41 @@ def vgg(p: Payload) -> Section:
         tuple(found) or ("Not enough trials yet to compare.",),
         f"{'Full size' if _full(base) else 'Shrunk'}: first stack {base['width']} wide (paper: "
         f"64), {base['epochs']} epochs (150), batches of {base['batch']} (128), {images['training']:,} images, "
-        f"augmentation {'on' if base['augment'] else 'off'}; {done['trials']} of {done['planned']} trials done.",
+        f"augmentation {'on' if base['augment'] else 'off'}{precision(base['precision'])}; {done['trials']} of "
+        f"{done['planned']} trials done. A rate learns if guessing gives so low a validation error less than once in "
+        f"{1 / DOUBT:,.0f} times. A test error is lower if the 95 % interval of the difference says so, over seeds or, "
+        "with one, over test images.",
         (
             Grid("Each initialisation at its tuned rate", heads, cells),
             Grid("Validation error at the end, by rate", ("optimiser", "init", "rate", "error, %"), rates),
         ),
         (f"{name}.png", f"{name}_gradients.png"),
-        verdict=verdict(_parts(pairs), shrunk=not _full(base)),
+        verdict=verdict(_parts(pairs, images["test"]), shrunk=not _full(base)),
     )
 
 
-def _parts(pairs: Sequence[tuple[str, Mapping[str, Any], Mapping[str, Any]]]) -> Iterator[bool]:
-    """Judge each part of the claim: two errors, the number of rates that learn, and the paper's example of one.
+def _parts(pairs: Sequence[tuple[str, Mapping[str, Any], Mapping[str, Any]]], images: int) -> Iterator[bool]:
+    """Judge each part of the claim: two errors, the rates that learn, the paper's example of one, the first layer.
 
     Nothing before both initialisations have been tried at the same rates with both optimisers.
     """
     if len(pairs) < len(TITLES) or any(set(ours["rates"]) != set(he["rates"]) for _, ours, he in pairs):
         return
     for _, ours, he in pairs:
-        yield bool(ours["error"]) and (not he["error"] or ours["error"]["mean"] < he["error"]["mean"])
+        yield bool(ours["error"]) and (not he["error"] or _lower(ours["error"], he["error"], images))
     yield sum(len(he["learnt"]) for *_, he in pairs) < sum(len(ours["learnt"]) for _, ours, _ in pairs)
     for name, ours, he in pairs:
         if name == "nesterov" and UNTRAINABLE in ours["rates"]:
             yield UNTRAINABLE in ours["learnt"] and UNTRAINABLE not in he["learnt"]
+    yield _longest(ours for _, ours, _ in pairs) < _longest(he for *_, he in pairs)
+
+
+def _lower(error: Mapping[str, Any], other: Mapping[str, Any], images: int) -> bool:
+    """Return whether an error is lower than another beyond its interval, over seeds, or over images if one has none."""
+    spreads = [e["half_width"] for e in (error, other)]
+    if None in spreads:
+        spreads = [1.96 * math.sqrt(e["mean"] * (1 - e["mean"]) / images) for e in (error, other)]
+    return float(other["mean"] - error["mean"]) > math.hypot(*spreads)
 
 
 def _full(base: Mapping[str, Any]) -> bool:
@@ -101,6 +120,15 @@ def _full(base: Mapping[str, Any]) -> bool:
 
 def _learnt(row: Mapping[str, Any]) -> str:
     return f"{len(row['learnt'])} of {len(row['rates'])}"
+
+
+def _longest(rows: Iterable[Mapping[str, Any]]) -> int:
+    """Return the most epochs that the first layer waits at any rate."""
+    return max(int(epochs) for row in rows for epochs in row["waited"])
+
+
+def _epochs(number: int) -> str:
+    return f"{number} epoch{'' if number == 1 else 's'}"
 
 
 def _at(row: Mapping[str, Any]) -> str:

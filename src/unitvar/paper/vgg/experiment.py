@@ -13,6 +13,7 @@ and core.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar, Literal
@@ -24,14 +25,17 @@ from rich.table import Table
 from unitvar.paper import record
 from unitvar.paper.statistics import Estimate, estimate
 from unitvar.paper.training import Stage, Training, saved
-from unitvar.paper.vgg.figures import draw_convergence, draw_gradients
+from unitvar.paper.vgg.figures import draw_convergence, draw_gradients, epoch_means
 from unitvar.paper.vgg.trial import INITS, NAMES, Trial, run_trial
 
-__all__ = ["Vgg", "rates", "stages", "summarise", "written_error"]
+__all__ = ["DOUBT", "Vgg", "planned_trials", "rates", "stages", "summarise", "written_error"]
 
 FIXED = {"nesterov": (1e-2, 1e-3, 1e-4), "adam": (1e-3, 1e-4, 1e-5)}
+DRAWN = {"small": 0, "paper": 7}  # further rates
 SIZES: dict[str, dict[str, Any]] = {"small": {"width": 16, "epochs": 12, "batch": 64}, "paper": {}}
-LEARNT = 0.8  # validation error; chance is 0.9
+WIDTH = Trial("adam", 1e-3, "paper", 0).width
+GUESSING = 0.9  # the error of a network that knows nothing
+DOUBT = 1e-3  # how often one that knows nothing may be taken for one that has learnt
 
 Record = Mapping[str, Any]
 
@@ -45,8 +49,7 @@ def rates(optimiser: str, drawn: int, seed: int = 0) -> tuple[float, ...]:
 
 def stages(base: Trial, scale: str, seeds: int, done: Callable[[list[Trial]], Sequence[Record]]) -> Iterator[Stage]:
     """Give the trials in stages, the most telling first; later ones build on the records of earlier ones."""
-    drawn = 7 if scale == "paper" else 0
-    pairs = [(optimiser, rate) for optimiser in FIXED for rate in rates(optimiser, drawn)]
+    pairs = [(optimiser, rate) for optimiser in FIXED for rate in rates(optimiser, DRAWN[scale])]
     first = [
         replace(base, optimiser=optimiser, rate=rate, init=init) for optimiser, rate in pairs for init in INITS[:2]
     ]
@@ -63,6 +66,14 @@ def stages(base: Trial, scale: str, seeds: int, done: Callable[[list[Trial]], Se
     yield "more seeds", [replace(Trial(**r["config"]), seed=seed) for seed in range(1, seeds) for r in again]
 
 
+def planned_trials(scale: str, seeds: int) -> int:
+    """Return how many trials all stages have, before it is known which."""
+    kinds = len(FIXED) * len(INITS)
+    tried = sum(len(rates(optimiser, DRAWN[scale])) for optimiser in FIXED)
+    first = tried * len(INITS) if scale == "paper" else tried * len(INITS[:2]) + len(FIXED) * len(INITS[2:])
+    return first + (seeds - 1) * kinds
+
+
 def tuned(records: Sequence[Record]) -> list[Record]:
     """Return, for each optimiser and initialisation, the record whose rate has the best validation error at the end."""
     best: dict[tuple[str, str], Record] = {}
@@ -75,7 +86,22 @@ def tuned(records: Sequence[Record]) -> list[Record]:
 
 def validation_error(found: Record) -> float:
     """Return the error at the end of training; that of chance if it never came to its end."""
-    return 0.9 if found["diverged"] is not None else float(found["validation"][-1]["error"])
+    return GUESSING if found["diverged"] is not None else float(found["validation"][-1]["error"])
+
+
+def learnt(found: Record) -> bool:
+    """Return whether a network ends with fewer validation images wrong than guessing explains."""
+    from scipy.stats import binomtest
+
+    images = found["images"]["validation"]
+    wrong = round(validation_error(found) * images)
+    return bool(binomtest(wrong, images, GUESSING, alternative="less").pvalue < DOUBT)
+
+
+def waited(found: Record) -> int:
+    """Return the epochs that pass before the first layer's gradient, in the mean of one, is a tenth of its largest."""
+    means = [mean for mean in epoch_means(found["curve"]["gradient"]) if math.isfinite(mean)]
+    return next((i for i, mean in enumerate(means) if mean >= max(means) / 10), 0)
 
 
 def summarise(records: Sequence[Record]) -> list[dict[str, Any]]:
@@ -91,8 +117,9 @@ def summarise(records: Sequence[Record]) -> list[dict[str, Any]]:
             {
                 **kind,
                 "rates": [r["config"]["rate"] for r in tried],
-                "learnt": [r["config"]["rate"] for r in tried if validation_error(r) <= LEARNT],
+                "learnt": [r["config"]["rate"] for r in tried if learnt(r)],
                 "errors": [validation_error(r) for r in tried],
+                "waited": [waited(r) for r in tried],
                 "rate": chosen["config"]["rate"],
                 "seeds": len(repeated),
                 "diverged": len(repeated) - len(ended),
@@ -120,8 +147,8 @@ class Vgg(Training):
     seeds: int = 1
     """Networks of each kind at the tuned rate."""
 
-    width: int | None = None
-    """Channels of the first stack; default: 64, or 16 at small scale."""
+    width: float | None = None
+    """Share of the paper's channels, which are 64 in the first stack; default: 1, or 0.25 at small scale."""
 
     epochs: int | None = None
     """Epochs of training; default: 150, or 12 at small scale."""
@@ -132,7 +159,12 @@ class Vgg(Training):
     @property
     def base(self) -> Trial:
         """What all trials have in common."""
-        given = {"width": self.width, "epochs": self.epochs}
+        if self.width is not None and not 1 <= round(WIDTH * self.width) <= 4 * WIDTH:
+            raise ValueError(
+                f"width={self.width:g} is not a share of the paper's width, from 1/{WIDTH} to 4; 0.25 has "
+                f"{WIDTH // 4} channels in the first stack."
+            )
+        given = {"width": None if self.width is None else round(WIDTH * self.width), "epochs": self.epochs}
         sizes = SIZES[self.scale] | {name: value for name, value in given.items() if value is not None}
         return Trial("adam", 1e-3, "paper", 0, augment=self.augment, precision=self.precision, **sizes)
 
@@ -151,9 +183,9 @@ class Vgg(Training):
     def conclude(self, planned: list[Trial], records: list[dict[str, Any]], console: Console) -> None:
         """Print, draw and save."""
         rows = summarise(records)
-        console.print(table(rows, f"VGG on CIFAR-10, {len(records)} of {len(planned)} trials"))
+        done = {"trials": len(records), "planned": planned_trials(self.scale, self.seeds)}
+        console.print(table(rows, f"VGG on CIFAR-10, {done['trials']} of {done['planned']} trials"))
         config = {"scale": self.scale, "seeds": self.seeds, "base": asdict(self.base), "images": records[0]["images"]}
-        done = {"trials": len(records), "planned": len(planned)}
         ran = record.combined(records)
         payload = {"experiment": self.name, "config": config, "done": done, "rows": rows, "environment": ran}
         path = record.save(self.out / f"{self.name}.json", payload)

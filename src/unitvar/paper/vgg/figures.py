@@ -9,7 +9,7 @@ from typing import Any
 from unitvar.paper import draw
 from unitvar.paper.vgg.trial import INITS, NAMES, POINTS
 
-__all__ = ["draw_convergence", "draw_gradients"]
+__all__ = ["draw_convergence", "draw_gradients", "epoch_means"]
 
 TITLES = {"nesterov": "Nesterov momentum", "adam": "Adam"}
 
@@ -36,14 +36,18 @@ def draw_gradients(rows: Sequence[Mapping[str, Any]], path: Path) -> Path:
             colour = draw.COLOURS[INITS.index(row["init"])]
             gradient = _numbers(row["curve"]["gradient"])
             ax.plot(_epochs(gradient, POINTS), gradient, color=colour, linewidth=0.6, alpha=0.35)
-            whole = [gradient[i : i + POINTS] for i in range(0, len(gradient), POINTS)]
-            means = [sum(part) / len(part) for part in whole]
-            centres = [i + len(part) / 2 / POINTS for i, part in enumerate(whole)]
-            ax.plot(centres, means, color=colour, linewidth=1.4, label=_label(row))
+            means = epoch_means(row["curve"]["gradient"])
+            ax.plot([i + 0.5 for i in range(len(means))], means, color=colour, linewidth=1.4, label=_label(row))
         ax.set_yscale("log")
         ax.set_ylabel("gradient of the first layer, RMS")
         ax.legend(frameon=False, fontsize="small", title="init, rate", title_fontsize="small")
     return draw.save(figure, path)
+
+
+def epoch_means(values: Sequence[float | None]) -> list[float]:
+    """Return the mean over each epoch of what was measured at POINTS points of it."""
+    whole = [_numbers(values[i : i + POINTS]) for i in range(0, len(values), POINTS)]
+    return [sum(part) / len(part) for part in whole]
 
 
 def _panels(rows: Sequence[Mapping[str, Any]]) -> tuple[Any, list[tuple[Any, list[Mapping[str, Any]]]]]:
