@@ -184,7 +184,7 @@ def test_the_tables_fit_a_terminal() -> None:
     console = Console(width=80, record=True, file=io.StringIO())
     console.print(*tables(rows))
     text = console.export_text()
-    assert re.search(r" 0.8 halfway   mean and variance   3 +35.00 ± 0.00   -19.33 ± 17.98 +\de-\d+ *\n", text)
+    assert re.search(r"0.8 halfway   mean and variance   3 +35.00 ± 0.00   -19.33 ± 17.97 +\de-\d+ *\n", text)
     assert "…" not in text
 
 

@@ -94,7 +94,7 @@ def tables(rows: Sequence[Mapping[str, Any]]) -> Iterator[Table]:
     """Lay out the rows of each data set and size of network, in 80 columns."""
     for network in dict.fromkeys(tuple(row[name] for name in KIND[:3]) for row in rows):
         title = "DenseNets on {}, L = {}, k = {}".format(*network)
-        drawn = Table(title=title, title_justify="left", box=box.SIMPLE)
+        drawn = Table(title=title, title_justify="left", box=box.SIMPLE, pad_edge=False)
         for head in ("keep", "BatchNorm"):
             drawn.add_column(head)
         for head in ("n", "error, %", "Δ as trained", "p"):
