@@ -74,15 +74,27 @@ def test_a_checkpoint_is_data_only_and_leaves_no_partial_files(tmp_path: Path) -
     assert saved["epoch"] == 5
 
 
-def test_a_file_that_is_no_checkpoint_is_named_and_nothing_is_trained(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", [0, 1, 1000, 5000, 20_000, -1, "text", "foreign", "other network", "other optimiser"])
+def test_a_file_that_is_no_checkpoint_is_named_and_nothing_is_trained(kind: int | str, tmp_path: Path) -> None:
     path = tmp_path / "checkpoint.pt"
     run(NESTEROV, path)
-    path.write_bytes(path.read_bytes()[:1000])
-    with pytest.raises(ValueError, match=r"checkpoint\.pt is no checkpoint.*Delete it to start over"):
+    if isinstance(kind, int):  # cut there
+        path.write_bytes(path.read_bytes()[:kind])
+    elif kind == "text":
+        path.write_text("epoch 3\n")
+    else:
+        saved = torch.load(path)
+        if kind == "foreign":
+            saved = {"weights": saved["model"]}
+        elif kind == "other network":
+            saved["model"] = nn.Linear(2, 3).state_dict()
+        else:
+            saved["optimiser"]["param_groups"] = []
+        torch.save(saved, path)
+    before = path.read_bytes()
+    with pytest.raises(ValueError, match=r"checkpoint\.pt is no checkpoint of this training.*Delete it to start over"):
         run(NESTEROV, path)
-    path.write_bytes(b"")
-    with pytest.raises(ValueError, match="Delete it to start over"):
-        run(NESTEROV, path)
+    assert path.read_bytes() == before
 
 
 def test_a_failing_save_keeps_the_checkpoint_before(tmp_path: Path) -> None:

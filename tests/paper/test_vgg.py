@@ -14,6 +14,7 @@ from torch import nn
 
 from tests.paper.fake import write_cifar10
 from unitvar.paper import models
+from unitvar.paper.sweep import TrialError, checkpoint_path
 from unitvar.paper.vgg import experiment
 from unitvar.paper.vgg import trial as vgg
 from unitvar.paper.vgg.experiment import (
@@ -236,6 +237,14 @@ def test_the_command_trains_tidies_and_summarises(tmp_path: Path, monkeypatch: p
     command = Vgg(out=tmp_path, data_dir=write_cifar10(tmp_path / "data", 20), workers=1)
     with pytest.raises(ValueError, match=r"No trial of this plan .* Run it without --no-train"):
         replace(command, train=False).run(Console(quiet=True))
+    broken = checkpoint_path(tmp_path, replace(command.base, init="he"))
+    broken.parent.mkdir()
+    broken.write_text("no checkpoint")
+    with pytest.raises(TrialError, match=r"(?s)1 of 4 trials failed.*Delete it to start over"):
+        command.run(Console(quiet=True))
+    # What is done is summarised all the same, and what builds on it waits.
+    assert json.loads((tmp_path / "vgg_small.json").read_text())["done"] == {"trials": 3, "planned": 8}
+    broken.unlink()
     command.run(Console(quiet=True))
     assert len(list((tmp_path / "vgg_small").iterdir())) == 8
     assert not (tmp_path / "checkpoints").exists()

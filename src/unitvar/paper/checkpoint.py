@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import pickle
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -49,24 +50,36 @@ class State:
 
     def load(self, path: Path) -> None:
         """Go on from a checkpoint; the notes' dict is filled, not replaced."""
-        try:
-            saved = torch.load(path, map_location="cpu", weights_only=True)
-        except (EOFError, RuntimeError, pickle.UnpicklingError) as error:
-            raise ValueError(f"{path} is no checkpoint that can be read ({error}). Delete it to start over.") from error
         place = replica()
-        if len(saved["random"]) != place.count:
+        with _explained(path):
+            saved = torch.load(path, map_location="cpu", weights_only=True)
+            processes = len(saved["random"])
+        if processes != place.count:
             raise ValueError(
-                f"{path} was saved by {len(saved['random'])} processes and this is one of {place.count}: they would "
-                "not go on with the same random numbers. Start as many as before, or delete it to start over."
+                f"{path} was saved by {processes} processes and this is one of {place.count}: they would not go on "
+                "with the same random numbers. Start as many as before, or delete it to start over."
             )
-        self.model.load_state_dict(saved["model"])
-        self.optimiser.load_state_dict(saved["optimiser"])
-        self.order.set_state(saved["order"])
-        _set_random(saved["random"][place.rank])
-        self.notes.clear()
-        self.notes.update(saved["notes"])
-        self.epoch = saved["epoch"]
-        self.losses = saved["losses"]
+        with _explained(path):
+            self.model.load_state_dict(saved["model"])
+            self.optimiser.load_state_dict(saved["optimiser"])
+            self.order.set_state(saved["order"])
+            _set_random(saved["random"][place.rank])
+            self.notes.clear()
+            self.notes.update(saved["notes"])
+            self.epoch = saved["epoch"]
+            self.losses = saved["losses"]
+
+
+@contextmanager
+def _explained(path: Path) -> Iterator[None]:
+    """Name the file in whatever error a broken or foreign one leads to, of which there are many kinds."""
+    try:
+        yield
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise ValueError(
+            f"{path} is no checkpoint of this training that can be read ({reason}). Delete it to start over."
+        ) from error
 
 
 def _random() -> list[torch.Tensor]:

@@ -18,7 +18,7 @@ from unitvar.paper import record
 __all__ = ["Pool", "check_device", "processes", "ray_cluster", "together"]
 
 # glibc gives large blocks back to the system as soon as they are free, and at the next step has to ask for pages again
-# that must be cleared: a fifth of a small DenseNet's step. A worker keeps them. Read when a process starts.
+# that must be cleared, a tenth of a step or so (docs/benchmarks.md). A worker keeps them. Read when a process starts.
 KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(1 << 32), "MALLOC_TRIM_THRESHOLD_": str(1 << 33)}
 
 

@@ -15,7 +15,7 @@ from rich.console import Console
 from unitvar.paper import data
 from unitvar.paper.pools import check_device
 from unitvar.paper.replicas import replica
-from unitvar.paper.sweep import checkpoint_path, finished, forget_checkpoint, forget_checkpoints, sweep
+from unitvar.paper.sweep import TrialError, checkpoint_path, finished, forget_checkpoint, forget_checkpoints, sweep
 
 __all__ = ["Stage", "Training", "laps", "saved"]
 
@@ -55,7 +55,7 @@ class Training(ABC):
     """bfloat16: matrix products and convolutions in half the bits, by autocast; these are other trials."""
 
     compiled: bool = False
-    """Compile the network first, which pays on large GPUs only."""
+    """Compile the network first; slower on the CPUs we measured, not measured on GPUs."""
 
     train: bool = True
     """Train what has not been trained yet; otherwise summarise what is there."""
@@ -77,27 +77,36 @@ class Training(ABC):
         return dict.fromkeys(trial.dataset for trial in trials)
 
     def run(self, console: Console) -> None:
-        """Train, print, draw and save."""
-        if self.train:
-            folder = self.data_dir and self.data_dir.resolve()  # trials may run elsewhere
-            trial = functools.partial(self.runner(), data_dir=folder, device=self.device, compiled=self.compiled)
-            where = {"workers": self.workers, "ray": self.ray, "device": self.device}
-            settled = functools.partial(forget_checkpoint, self.out)
-            ran = {"device": self.device, "compiled": self.compiled}
-            for label, trials in self.stages():
-                if self.ray is None:  # else the nodes of the cluster have device and data
-                    check_device(self.device)
-                    with replica().in_turn():  # so that one downloads, and the next finds it
-                        data.check(self.datasets(trials), self.data_dir, console)
-                label = f"{self.title}, {label}"
-                sweep(trial, trials, self.folder, console, label=label, settled=settled, ran=ran, **where)  # type: ignore[arg-type]
-            forget_checkpoints(self.out)
+        """Train, print, draw and save; if trials failed, what is done is summarised before the error."""
+        failed = self._train(console) if self.train else None
         planned = [trial for _, trials in self.stages() for trial in trials]
         records = self.done(planned)
+        if records and replica().first:
+            self.conclude(planned, records, console)
+        if failed:
+            raise failed
         if not records:
             raise ValueError(f"No trial of this plan is in {self.folder}. Run it without --no-train.")
-        if replica().first:
-            self.conclude(planned, records, console)
+
+    def _train(self, console: Console) -> TrialError | None:
+        """Train stage by stage; return what went wrong in one, without which it is not known what comes next."""
+        folder = self.data_dir and self.data_dir.resolve()  # trials may run elsewhere
+        trial = functools.partial(self.runner(), data_dir=folder, device=self.device, compiled=self.compiled)
+        where = {"workers": self.workers, "ray": self.ray, "device": self.device}
+        settled = functools.partial(forget_checkpoint, self.out)
+        ran = {"device": self.device, "compiled": self.compiled}
+        for label, trials in self.stages():
+            if self.ray is None:  # else the nodes of the cluster have device and data
+                check_device(self.device)
+                with replica().in_turn():  # so that one downloads, and the next finds it
+                    data.check(self.datasets(trials), self.data_dir, console)
+            label = f"{self.title}, {label}"
+            try:
+                sweep(trial, trials, self.folder, console, label=label, settled=settled, ran=ran, **where)  # type: ignore[arg-type]
+            except TrialError as error:
+                return error
+        forget_checkpoints(self.out)
+        return None
 
     @property
     def name(self) -> str:

@@ -95,7 +95,7 @@ def network(trial: Trial, example: Tensor) -> nn.Sequential:
     """Build the network and draw its weights from the trial's seed."""
     model = models.vgg(trial.width)
     initialise_(model, trial.init, example=example, generator=torch.Generator().manual_seed(trial.seed))
-    # A quarter less time a step on CPUs, and more on GPUs.
+    # Both make a step cheaper on CPUs: docs/benchmarks.md.
     return models.quicken_(model).to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
 
 
