@@ -59,6 +59,7 @@ def _compared(measured: Sequence[Mapping[str, Any]], name: str, other: str) -> d
     return {
         "error": asdict(estimate([m[name]["error"] - m[other]["error"] for m in measured])),
         "log_loss": asdict(estimate([m[name]["log_loss"] - m[other]["log_loss"] for m in measured])),
+        "lower": sum(m[name]["error"] < m[other]["error"] for m in measured),
         "worse": sum(worse for worse, _ in changed),
         "better": sum(better for _, better in changed),
         "p": max(

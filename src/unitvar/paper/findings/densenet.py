@@ -118,10 +118,16 @@ def _clear(pair: Mapping[str, Any]) -> bool:
 
 def _gains(rows: Sequence[Mapping[str, Any]], arm: str, other: str) -> str:
     """Count the cases in which one arm has a lower error than another, and those in which that cannot be chance."""
-    pairs = [row["against"][other] for row in rows if row["arm"] == arm]
+    own = [row for row in rows if row["arm"] == arm]
+    pairs = [row["against"][other] for row in own]
     lower, higher = (sum(sign * pair["error"]["mean"] > 0 and _clear(pair) for pair in pairs) for sign in (-1, 1))
     better = sum(pair["error"]["mean"] < 0 for pair in pairs)
-    return f"in {better} of {len(pairs)} cases, beyond chance in {lower} (and higher beyond chance in {higher})"
+    ended = [row for row in own if row["moment"] == "end"]
+    networks = (
+        f"{sum(row['against'][other]['lower'] for row in ended)} of {sum(row['seeds'] for row in ended)} networks"
+    )
+    chance = f"beyond chance in {lower} (and higher beyond chance in {higher})"
+    return f"in {better} of {len(pairs)} cases, {chance}; at the end in {networks}"
 
 
 def _heads() -> tuple[str, ...]:
