@@ -153,9 +153,9 @@ def test_a_network_has_learnt_if_guessing_does_not_explain_its_error(error: floa
     assert not learnt(record("adam", 1e-3, "he", error, diverged=True))
 
 
-def test_the_first_layer_waits_until_its_gradient_is_a_tenth_of_its_largest() -> None:
+def test_the_first_layer_waits_while_its_gradient_is_below_a_tenth_of_what_it_becomes() -> None:
     found = record("adam", 1e-3, "he", 0.5)
-    for levels, expected in (((1.0, 5.0, 2.0), 0), ((1e-4, 0.04, 0.06, 0.5), 2), ((1e-9, 1.0, float("nan")), 1)):
+    for levels, expected in (((1.0, 5.0, 0.2), 0), ((0.06, 1e-4, 0.04, 0.5), 2), ((1e-9, 1.0, float("nan")), 1)):
         found["curve"]["gradient"] = [level for level in levels for _ in range(9)]
         assert waited(found) == expected
     found["curve"]["gradient"] = [None] * 9

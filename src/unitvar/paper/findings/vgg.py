@@ -37,8 +37,8 @@ def vgg(p: Payload) -> Section:
     if pairs:
         found.append(
             f"The first layer waits for at most {_epochs(_longest(ours for _, ours, _ in pairs))} with the paper's "
-            f"weights and {_epochs(_longest(he for *_, he in pairs))} with He's, at any rate, until its gradient is a "
-            "tenth of its largest, in the mean of an epoch."
+            f"weights and {_epochs(_longest(he for *_, he in pairs))} with He's, at any rate: epochs in which its "
+            "gradient is below a tenth of what it later becomes."
         )
     added = [row for row in p["rows"] if row["init"] in ("plan", "measured")]
     if added:

@@ -99,9 +99,10 @@ def learnt(found: Record) -> bool:
 
 
 def waited(found: Record) -> int:
-    """Return the epochs that pass before the first layer's gradient, in the mean of one, is a tenth of its largest."""
+    """Return in how many epochs the first layer's gradient is below a tenth of its later largest, in their means."""
     means = [mean for mean in epoch_means(found["curve"]["gradient"]) if math.isfinite(mean)]
-    return next((i for i, mean in enumerate(means) if mean >= max(means) / 10), 0)
+    before = means[: means.index(max(means))] if means else []
+    return sum(mean < max(means) / 10 for mean in before)
 
 
 def summarise(records: Sequence[Record]) -> list[dict[str, Any]]:
