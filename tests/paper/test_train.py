@@ -76,6 +76,24 @@ def test_evaluate_counts_errors_and_averages_the_loss() -> None:
     )
 
 
+def test_evaluating_with_dropout_on_drops_and_leaves_batchnorm_in_evaluation() -> None:
+    training, _ = data.digits(0)
+    model = trained()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with seeded(3):
+        found = evaluate(model, training, batch=len(training), dropout=True)
+    assert all(module.training for module in model.modules())
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    for module in model.modules():
+        module.train(isinstance(module, torch.nn.Dropout))
+    with seeded(3), torch.no_grad():
+        logits = model(training.images)
+    assert found["log_loss"] == pytest.approx(
+        torch.nn.functional.cross_entropy(logits, training.labels).item(), rel=1e-5
+    )
+    assert found["log_loss"] > evaluate(model, training)["log_loss"]
+
+
 def test_training_learns() -> None:
     training, test = data.digits(0)
     with seeded(0):

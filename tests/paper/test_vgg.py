@@ -211,12 +211,12 @@ def test_a_trial_that_is_killed_goes_on_and_ends_in_the_same_numbers(
     whole = run_trial(SMALL, data_dir=folder)
     calls = 0
 
-    def dying(*arguments: Any) -> dict[str, float]:
+    def dying(*arguments: Any, **options: Any) -> dict[str, float]:
         nonlocal calls
         calls += 1
         if calls == 4:  # at the end of the second epoch
             raise KeyboardInterrupt
-        return evaluate(*arguments)
+        return evaluate(*arguments, **options)
 
     evaluate = vgg.evaluate
     monkeypatch.setattr(vgg, "evaluate", dying)
@@ -228,6 +228,8 @@ def test_a_trial_that_is_killed_goes_on_and_ends_in_the_same_numbers(
     assert {**whole, "seconds": 0} == {**resumed, "seconds": 0}
     assert len(whole["curve"]["gradient"]) == len(whole["curve"]["training"]) > 0
     assert len(whole["validation"]) == len(whole["test"]) == 3
+    assert 0 <= whole["dropout_on"]["error"] <= 1
+    assert whole["dropout_on"]["log_loss"] != whole["validation"][-1]["log_loss"]
 
 
 @pytest.mark.filterwarnings("ignore:.*is not the published file")

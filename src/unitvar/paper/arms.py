@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from unitvar.batchnorm import reestimated_bn
 from unitvar.paper.data import Images
+from unitvar.paper.models import drop_
 
 __all__ = ["ARMS", "Batches", "arm", "in_every_arm"]
 
@@ -47,10 +48,7 @@ def _dropout_on(model: nn.Module, batches: Iterable[Any]) -> Iterator[None]:
     """Re-estimate just as otherwise, but with dropout on: what is left of the gain is not dropout's."""
 
     def forward(inner: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
-        for module in inner.modules():
-            if isinstance(module, nn.Dropout):
-                module.training = True
-        return inner(batch[0])  # type: ignore[no-any-return]
+        return drop_(inner)(batch[0])  # type: ignore[no-any-return]
 
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Two forward passes")  # which is the point here

@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-__all__ = ["ACTIVATIONS", "DenseNet", "Dropout", "mlp", "quicken_", "vgg"]
+__all__ = ["ACTIVATIONS", "DenseNet", "Dropout", "drop_", "mlp", "quicken_", "vgg"]
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {"tanh": nn.Tanh, "relu": nn.ReLU, "elu": nn.ELU, "gelu": nn.GELU}
 
@@ -96,6 +96,14 @@ def quicken_(model: nn.Sequential) -> nn.Sequential:
         for name, child in module.named_children():
             if type(child) is nn.Dropout:
                 setattr(module, name, Dropout(child.p))
+    return model
+
+
+def drop_(model: nn.Module) -> nn.Module:
+    """Switch dropout on, whatever else is in evaluation mode; return the model."""
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.training = True
     return model
 
 

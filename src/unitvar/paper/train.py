@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from unitvar.paper.augment import draw_moves, moved
 from unitvar.paper.checkpoint import State
 from unitvar.paper.data import Images
+from unitvar.paper.models import drop_
 from unitvar.paper.replicas import Replica, replica
 from unitvar.paper.schedule import Schedule
 from unitvar.stochastic import evaluating
@@ -167,11 +168,13 @@ def _step(
 
 
 @torch.no_grad()
-def judge(model: nn.Module, data: Images, batch: int = 500) -> tuple[Tensor, float]:
+def judge(model: nn.Module, data: Images, batch: int = 500, *, dropout: bool = False) -> tuple[Tensor, float]:
     """Return whether each image of this process's part is taken for another, and the sum of their log losses."""
     place = replica()
     wrong, loss = [], 0.0
     with evaluating(model):
+        if dropout:
+            drop_(model)
         for images, labels in data[place.rank :: place.count].batches(batch):
             logits = model(images)
             wrong.append(logits.argmax(dim=1) != labels)
@@ -179,9 +182,16 @@ def judge(model: nn.Module, data: Images, batch: int = 500) -> tuple[Tensor, flo
     return torch.cat(wrong), loss
 
 
-def evaluate(model: nn.Module, data: Images, batch: int = 500) -> dict[str, float]:
-    """Return the error rate and the mean log loss, in evaluation mode; processes of a torchrun share the work."""
-    return averages(*judge(model, data, batch))
+def evaluate(model: nn.Module, data: Images, batch: int = 500, *, dropout: bool = False) -> dict[str, float]:
+    """Return the error rate and the mean log loss; processes of a torchrun share the work.
+
+    Args:
+        model: its modes are put back.
+        data: what to judge it by.
+        batch: images at once.
+        dropout: whether to leave dropout on, as in training; all else is in evaluation mode.
+    """
+    return averages(*judge(model, data, batch, dropout=dropout))
 
 
 def averages(wrong: Tensor, loss: float) -> dict[str, float]:

@@ -133,7 +133,8 @@ def run_trial(
 
     Returns:
         Training loss and the root mean square of the first layer's gradient at POINTS points an epoch; error and log
-        loss on the validation and the test set after each epoch; where training diverged, or None.
+        loss on the validation and the test set after each epoch, and on the validation set with dropout left on at the
+        end; where training diverged, or None.
     """
     training, validation, test = (part.to(device) for part in load(trial, data_dir))
     with seeded(trial.seed):
@@ -163,11 +164,14 @@ def run_trial(
         checkpoint=checkpoint,
         compiled=compiled,
     )
+    with seeded(trial.seed):
+        noisy = evaluate(model, validation, dropout=True) if curve.diverged is None else None
     lap()
     return {
         "curve": {"training": record.rounded(curve.training), "gradient": record.rounded(notes["gradient"])},
         "validation": [record.finite(found) for found in notes["validation"]],
         "test": [record.finite(found) for found in notes["test"]],
+        "dropout_on": noisy and record.finite(noisy),
         "diverged": curve.diverged,
         "images": {"training": len(training), "validation": len(validation), "test": len(test)},
         "processes": replica().count,
