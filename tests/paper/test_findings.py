@@ -86,12 +86,22 @@ def test_vgg_holds_only_if_the_error_is_lower_beyond_chance_and_the_first_layer_
     assert vgg(payload).verdict == "held"
 
 
+def test_the_error_with_dropout_on_stands_beside_that_of_its_rate() -> None:
+    payload = vgg_payload((0.1, 0.2), (0.1, 0.2), (0.7, 0.9))
+    assert {line[-1] for line in vgg(payload).tables[1].rows} == {"–"}  # trials from before it was measured
+    records = [
+        {**test_vgg.record("adam", rate, "he", 9 * rate), "dropout_on": {"error": 7 * rate}} for rate in (0.01, 0.1)
+    ]
+    payload["rows"] = summarise_vggs(records)
+    assert vgg(payload).tables[1].rows == (("Adam", "He", "0.1", "90.0", "70.0"), ("Adam", "He", "0.01", "9.0", "7.0"))
+
+
 def test_vgg_is_not_judged_before_both_have_been_tried_at_the_same_rates() -> None:
     payload = vgg_payload((0.1, 0.2), (0.1, 0.2), (0.7, 0.9))
     ours, he = payload["rows"][:2]
     assert vgg({**payload, "rows": [ours]}).verdict == ""
     assert vgg({**payload, "rows": [ours]}).found == ("Not enough trials yet to compare.",)
-    fewer = {**he, "rates": he["rates"][:1], "errors": he["errors"][:1]}
+    fewer = {**he, **{name: he[name][:1] for name in ("rates", "errors", "dropout_on")}}
     assert vgg({**payload, "rows": [ours, fewer, *payload["rows"][2:]]}).verdict == ""
 
 

@@ -61,9 +61,9 @@ def vgg(p: Payload) -> Section:
         for row in p["rows"]
     )
     rates = tuple(
-        (TITLES[row["optimiser"]], NAMES[row["init"]], f"{rate:g}", f"{100 * error:.1f}")
+        (TITLES[row["optimiser"]], NAMES[row["init"]], f"{rate:g}", f"{100 * error:.1f}", _measured(noisy))
         for row in p["rows"]
-        for rate, error in sorted(zip(row["rates"], row["errors"], strict=True), reverse=True)
+        for rate, error, noisy in sorted(zip(*(row[k] for k in ("rates", "errors", "dropout_on")), strict=True))[::-1]
     )
     heads = ("optimiser", "init", "rates that learn", "tuned rate", "seeds", "test error, %", "paper's, %")
     name = p["experiment"]
@@ -81,7 +81,11 @@ def vgg(p: Payload) -> Section:
         "with one, over test images.",
         (
             Grid("Each initialisation at its tuned rate", heads, cells),
-            Grid("Validation error at the end, by rate", ("optimiser", "init", "rate", "error, %"), rates),
+            Grid(
+                "Validation error at the end, by rate, and with dropout left on as in training",
+                ("optimiser", "init", "rate", "error, %", "dropout on, %"),
+                rates,
+            ),
         ),
         (f"{name}.png", f"{name}_gradients.png"),
         verdict=verdict(_parts(pairs, images["test"]), shrunk=not _full(base)),
@@ -129,6 +133,10 @@ def _longest(rows: Iterable[Mapping[str, Any]]) -> int:
 
 def _epochs(number: int) -> str:
     return f"{number} epoch{'' if number == 1 else 's'}"
+
+
+def _measured(error: float | None) -> str:
+    return "–" if error is None else f"{100 * error:.1f}"
 
 
 def _at(row: Mapping[str, Any]) -> str:
