@@ -205,6 +205,12 @@ def test_the_command_trains_tidies_and_summarises(tmp_path: Path, monkeypatch: p
     assert (tmp_path / "densenet_small_batches.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_a_depth_that_cannot_be_is_named_before_data_are_read(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"depth=20 is not 3 n \+ 4"):
+        Densenet(out=tmp_path, data_dir=tmp_path, depth=20).run(Console(quiet=True))
+    assert not list(tmp_path.iterdir())
+
+
 def test_an_unknown_data_set_is_named() -> None:
     with pytest.raises(ValueError, match=r"dataset='imagenet' is not one of 'cifar10', 'cifar100', 'svhn'"):
         densenet.load(replace(SMALL, dataset="imagenet"), None)

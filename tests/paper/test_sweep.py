@@ -1,5 +1,6 @@
 """sweep: every trial once, whatever happens on the way."""
 
+import functools
 import io
 import json
 import os
@@ -9,6 +10,8 @@ import sys
 import time
 import types
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -106,6 +109,37 @@ def test_a_worker_that_is_killed_is_told_from_a_trial_that_fails(tmp_path: Path)
     with pytest.raises(TrialError, match=r"ended from outside(?s:.*)run the same again, with fewer workers"):
         sweep(die, configs, tmp_path, QUIET, label="squares", workers=1)
     assert trial_path(tmp_path, configs[0]).exists()
+
+
+def test_a_pool_that_breaks_between_two_trials_is_told_in_the_same_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when a worker is killed while the result of another is written."""
+    submit, calls = ProcessPoolExecutor.submit, []
+
+    def broken(*arguments: Any) -> Any:
+        calls.append(arguments)
+        if len(calls) == 2:
+            raise BrokenProcessPool
+        return submit(*arguments)
+
+    monkeypatch.setattr(ProcessPoolExecutor, "submit", broken)
+    configs = [Square(x, str(tmp_path / "log")) for x in (1, 2)]
+    with pytest.raises(TrialError, match="ended from outside"):
+        sweep(square, configs, tmp_path, QUIET, label="squares", workers=1)
+    assert trial_path(tmp_path, configs[0]).exists()
+
+
+def test_a_trial_killed_between_its_result_and_its_settling_is_settled_the_next_time(tmp_path: Path) -> None:
+    configs = [Square(x, str(tmp_path / "log")) for x in (1, 2)]
+    sweep(square, configs[:1], tmp_path / "trials", QUIET, label="squares", workers=1)
+    checkpoint = checkpoint_path(tmp_path, configs[0])
+    checkpoint.parent.mkdir()
+    checkpoint.touch()
+    settled = functools.partial(forget_checkpoint, tmp_path)
+    sweep(square, configs, tmp_path / "trials", QUIET, label="squares", workers=1, settled=settled)
+    assert not checkpoint.exists()
+    assert (tmp_path / "log").read_text().split() == ["1", "2"]
 
 
 def test_a_result_that_is_cut_off_is_named_before_anything_runs(tmp_path: Path) -> None:

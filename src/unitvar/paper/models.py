@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-__all__ = ["ACTIVATIONS", "DenseNet", "Dropout", "drop_", "mlp", "quicken_", "vgg"]
+__all__ = ["ACTIVATIONS", "DenseNet", "Dropout", "drop_", "layers_a_block", "mlp", "quicken_", "vgg"]
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {"tanh": nn.Tanh, "relu": nn.ReLU, "elu": nn.ELU, "gelu": nn.GELU}
 
@@ -37,12 +37,10 @@ class DenseNet(nn.Sequential):
     """
 
     def __init__(self, depth: int, growth: int, dropout: float, *, channels: int = 3, classes: int = 10) -> None:
-        if depth < 7 or (depth - 4) % 3:
-            raise ValueError(f"depth={depth} is not 3 n + 4 with n ≥ 1, such as 22, 40 or 100.")
         layers: list[nn.Module] = [nn.Conv2d(channels, 16, 3, padding=1, bias=False)]
         width = 16
         for block in range(3):
-            for _ in range((depth - 4) // 3):
+            for _ in range(layers_a_block(depth)):
                 layers.append(DenseLayer(width, growth, dropout))
                 width += growth
             if block < 2:
@@ -50,6 +48,13 @@ class DenseNet(nn.Sequential):
                 layers += [nn.BatchNorm2d(width), nn.ReLU(), conv, nn.Dropout(dropout), nn.AvgPool2d(2)]
         layers += [nn.BatchNorm2d(width), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, classes)]
         super().__init__(*layers)
+
+
+def layers_a_block(depth: int) -> int:
+    """Return n, of a DenseNet's L = 3 n + 4 layers."""
+    if depth < 7 or (depth - 4) % 3:
+        raise ValueError(f"depth={depth} is not 3 n + 4 with n ≥ 1, such as 22, 40 or 100.")
+    return (depth - 4) // 3
 
 
 def vgg(width: int = 64, *, classes: int = 10, padding: Literal["zeros", "circular"] = "zeros") -> nn.Sequential:

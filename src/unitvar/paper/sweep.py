@@ -113,6 +113,10 @@ def sweep(
     place = replica()
     missing = place.gather([not trial_path(folder, config).exists() for config in configs])[0]
     todo = deque(config for config, wanted in zip(configs, missing, strict=True) if wanted)
+    if place.first:
+        for config, wanted in zip(configs, missing, strict=True):
+            if not wanted:  # it may have been killed just before it was settled
+                settled(config)
     if todo:
         most = workers or (os.cpu_count() if device == "cpu" else 1) or 1  # a GPU may have room for one
         size = min(most, len(todo))
@@ -131,28 +135,31 @@ def sweep(
 def _results(pool: Pool, measure: Callable[..., Any], todo: deque[Any], progress: Sweep) -> Iterator[tuple[Any, Any]]:
     """Give each trial and its result, as they come; raise for those that failed when the others are done."""
     failed: list[tuple[Any, Exception]] = []
-    while todo or progress.running:
-        while todo and len(progress.running) < pool.size:
-            config = todo.popleft()
-            progress.running[pool.submit(measure, config)] = config, time.monotonic()
-        for handle in pool.wait(list(progress.running), seconds=1.0):
-            config, _ = progress.running[handle]
-            try:
-                result = pool.result(handle)
-            except BrokenExecutor as error:  # no trial's fault, and no more will run
-                raise TrialError(
-                    "A process that ran a trial was ended from outside, perhaps for want of memory. What was done is "
-                    "saved: run the same again, with fewer workers if it was memory."
-                ) from error
-            except Exception as error:
-                if replica().count > 1:  # the others wait for this one: end, and torchrun ends them
+    try:
+        while todo or progress.running:
+            while todo and len(progress.running) < pool.size:
+                config = todo.popleft()
+                progress.running[pool.submit(measure, config)] = config, time.monotonic()
+            for handle in pool.wait(list(progress.running), seconds=1.0):
+                config, _ = progress.running[handle]
+                try:
+                    result = pool.result(handle)
+                except BrokenExecutor:
                     raise
-                failed.append((config, error))
-                progress.drop(handle)
-            else:
-                yield config, result
-                progress.finish(handle)
-        progress.refresh()
+                except Exception as error:
+                    if replica().count > 1:  # the others wait for this one: end, and torchrun ends them
+                        raise
+                    failed.append((config, error))
+                    progress.drop(handle)
+                else:
+                    yield config, result
+                    progress.finish(handle)
+            progress.refresh()
+    except BrokenExecutor as error:  # no trial's fault, and no more will run
+        raise TrialError(
+            "A process that ran a trial was ended from outside, perhaps for want of memory. What was done is saved: "
+            "run the same again, with fewer workers if it was memory."
+        ) from error
     if failed:
         raise _told(failed, progress.total) from failed[0][1]
 

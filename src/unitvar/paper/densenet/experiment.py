@@ -22,6 +22,7 @@ from unitvar.paper import record
 from unitvar.paper.densenet.figures import draw_sensitivity
 from unitvar.paper.densenet.summary import sensitivity_rows, summarise, tables
 from unitvar.paper.densenet.trial import Trial, run_trial
+from unitvar.paper.models import layers_a_block
 from unitvar.paper.training import Stage, Training, saved
 from unitvar.paper.values import TABLE2
 
@@ -94,6 +95,8 @@ class Densenet(Training):
 
     def stages(self) -> Iterator[Stage]:
         """Give all trials at once."""
+        if self.depth is not None:
+            layers_a_block(self.depth)  # which says what a depth can be, before data are read and workers started
         given = {name: getattr(self, name) for name in ("depth", "growth", "epochs", "images")}
         sizes = {name: value for name, value in given.items() if value is not None} | {"precision": self.precision}
         yield "all", plan(self.scale, self.seeds, self.other_seeds, **sizes)
