@@ -2,6 +2,7 @@
 
 import json
 import math
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,24 @@ def test_a_summary_says_where_its_trials_differ() -> None:
     assert record.combined(trials) == {"torch": "2", "commit": ["a", "b"]}
     assert record.combined(trials[:1]) == trials[0]["environment"]
     assert record.combined([]) == record.environment()
+    resumed = {"environment": {"torch": "2", "commit": ["b", "c"]}}
+    assert record.combined([*trials, resumed])["commit"] == ["a", "b", "c"]
+
+
+def test_a_commit_is_marked_if_any_file_of_the_package_has_changed(tmp_path: Path) -> None:
+    package = tmp_path / "src" / "package"
+    (package / "part").mkdir(parents=True)
+    (package / "core.py").touch()
+    assert record.commit(package) is None  # no checkout yet; remembered from here on
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b"]
+    for arguments in (["init", "-q"], ["add", "."], ["commit", "-qm", "first"]):
+        subprocess.run([*git, *arguments], check=True)
+    head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
+    assert (record.commit(package), record.commit(package / "part")) == (None, head)
+    (tmp_path / "notes.txt").touch()
+    assert record.commit(package / ".." / "package") == head
+    (package / "core.py").write_text("x = 1")
+    assert record.commit(package.resolve() / "part" / "..") == head + "+changes"
 
 
 def test_a_failure_leaves_the_old_file_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

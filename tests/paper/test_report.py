@@ -95,7 +95,12 @@ def test_trials_of_two_commits_are_said_to_be(tmp_path: Path) -> None:
     saved = json.loads(path.read_text())
     saved["environment"]["commit"] = ["0123456789abcdef", "fedcba9876543210+changes"]
     path.write_text(json.dumps(saved))
-    assert "commit 0123456789ab and fedcba987654." in written(tmp_path).words
+    assert "cores, torch" in written(tmp_path).words
+    assert "commit 0123456789ab and fedcba987654+changes." in written(tmp_path).words
+    saved["environment"] |= {"gpu": "A GPU", "device": "cuda", "processes": [1, 4], "compiled": True}
+    path.write_text(json.dumps(saved))
+    said = "cores, A GPU, trained on cuda, 1 and 4 processes a network, compiled, torch"
+    assert said in written(tmp_path).words
 
 
 @pytest.mark.parametrize(

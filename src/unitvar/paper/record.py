@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 
 import torch
 
-__all__ = ["combined", "environment", "finite", "load", "replacing", "rounded", "save", "write"]
+__all__ = ["combined", "commit", "environment", "finite", "load", "replacing", "rounded", "save", "write"]
 
 
 def environment() -> dict[str, object]:
@@ -25,7 +25,7 @@ def environment() -> dict[str, object]:
     return {
         "python": platform.python_version(),
         **{name: version(name) for name in ("unitvar", "torch", "numpy", "scipy")},
-        "commit": _commit(),
+        "commit": commit(),
         "machine": platform.machine(),
         "processor": _processor(),
         "cores": os.cpu_count(),
@@ -35,14 +35,16 @@ def environment() -> dict[str, object]:
 
 
 def combined(records: Sequence[Mapping[str, Any]]) -> dict[str, object]:
-    """Describe what a summary of saved trials was computed with: each entry theirs, or a list where they differ."""
+    """Describe what a summary of saved trials was computed with: each entry theirs, or a list where they differ.
+
+    A trial's own entry may be a list, too, as of the commits before and after it was interrupted.
+    """
     if not records:
         return environment()
     entries: dict[str, list[object]] = {}
     for key, value in (item for record in records for item in record["environment"].items()):
         seen = entries.setdefault(key, [])
-        if value not in seen:
-            seen.append(value)
+        seen += [v for v in (value if isinstance(value, list) else [value]) if v not in seen]
     return {key: seen[0] if len(seen) == 1 else seen for key, seen in entries.items()}
 
 
@@ -117,15 +119,15 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
 
 
 @functools.cache  # what runs is what was there at the start, whatever happens to the source meanwhile
-def _commit() -> str | None:
-    """Return the commit of the source tree, marked if it has changed since; None outside a checkout."""
-    git = ["git", "-C", str(Path(__file__).parent)]
+def commit(source: Path = Path(__file__).parents[1]) -> str | None:
+    """Return the commit of the package, marked if any of its files has changed since; None outside a checkout."""
+    git = ["git", "-C", str(source)]
     try:
-        commit = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
+        found = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
         changed = subprocess.run([*git, "status", "--porcelain", "--", "."], capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError):
         return None
-    return commit + ("+changes" if changed.stdout else "")
+    return found + ("+changes" if changed.stdout else "")
 
 
 def _processor() -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import html
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -144,12 +144,29 @@ def _verdict(section: Section) -> str:
 
 
 def _hardware(payload: Mapping[str, Any]) -> str:
-    def said(key: str, digits: int | None = None) -> str:
-        value = payload["environment"][key]  # a list where trials differ
-        return " and ".join(str(v or "unknown")[:digits] for v in (value if isinstance(value, list) else [value]))
+    environment = payload["environment"]
 
-    versions = f"torch {said('torch')}, Python {said('python')}, commit {said('commit', 12)}"
-    return f"{said('processor')}, {said('cores')} cores, {versions}."
+    def said(key: str, short: Callable[[str], str] = str) -> str:
+        value = environment[key]  # a list where trials differ
+        return " and ".join(short(str(v or "unknown")) for v in (value if isinstance(value, list) else [value]))
+
+    parts = [said("processor"), f"{said('cores')} cores"]
+    if "gpu" in environment:
+        parts.append(said("gpu"))
+    if environment.get("device", "cpu") != "cpu":
+        parts.append(f"trained on {said('device')}")
+    if environment.get("processes", 1) != 1:  # then BatchNorm sees parts of batches
+        parts.append(f"{said('processes')} processes a network")
+    if environment.get("compiled"):
+        parts.append("compiled" if environment["compiled"] is True else "compiled in part")
+    parts += [f"torch {said('torch')}", f"Python {said('python')}", f"commit {said('commit', _short)}"]
+    return ", ".join(parts) + "."
+
+
+def _short(commit: str) -> str:
+    """Shorten a commit's hash, and keep the mark that its files were changed."""
+    digits, mark, changed = commit.partition("+")
+    return digits[:12] + mark + changed
 
 
 def _picture(path: Path, title: str) -> str:

@@ -174,8 +174,10 @@ def _told(failed: Sequence[tuple[Any, Exception]], total: int) -> TrialError:
 
 
 def _measure(trial: Callable[[Any], Mapping[str, object]], ran: Mapping[str, object], config: Any) -> dict[str, object]:
-    """Run a trial where it was sent, and note what ran it, and how."""
-    return {"config": asdict(config), **trial(config), "environment": {**record.environment(), **ran}}
+    """Run a trial where it was sent, and note what ran it, and how; what it notes of that itself goes first."""
+    found = dict(trial(config))
+    environment = {**record.environment(), **ran, **found.pop("environment", {})}  # type: ignore[dict-item]
+    return {"config": asdict(config), **found, "environment": environment}
 
 
 class Sweep:

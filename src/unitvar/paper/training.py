@@ -5,19 +5,19 @@ from __future__ import annotations
 import functools
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from rich.console import Console
 
-from unitvar.paper import data
+from unitvar.paper import data, record
 from unitvar.paper.pools import check_device
 from unitvar.paper.replicas import replica
 from unitvar.paper.sweep import TrialError, checkpoint_path, finished, forget_checkpoint, forget_checkpoints, sweep
 
-__all__ = ["Stage", "Training", "laps", "saved"]
+__all__ = ["Stage", "Training", "laps", "passed", "saved"]
 
 Stage = tuple[str, list[Any]]
 
@@ -94,7 +94,7 @@ class Training(ABC):
         trial = functools.partial(self.runner(), data_dir=folder, device=self.device, compiled=self.compiled)
         where = {"workers": self.workers, "ray": self.ray, "device": self.device}
         settled = functools.partial(forget_checkpoint, self.out)
-        ran = {"device": self.device, "compiled": self.compiled}
+        ran = {"device": self.device, "compiled": self.compiled, "processes": replica().count}
         for label, trials in self.stages():
             if self.ray is None:  # else the nodes of the cluster have device and data
                 check_device(self.device)
@@ -129,7 +129,10 @@ def saved(trial: Any, *, run: Callable[..., dict[str, Any]], out: Path, **option
 
 
 def laps(notes: dict[str, Any]) -> Callable[[], None]:
-    """Return a function that adds the seconds since it was last called, or made, to the notes of a training."""
+    """Return a function that notes, of a training, the seconds since it was last called or made, and the code's commit.
+
+    Notes go into checkpoints, so that both are of the whole training, however often it was interrupted.
+    """
     notes["seconds"], before = 0.0, time.perf_counter()
 
     def lap() -> None:
@@ -137,5 +140,15 @@ def laps(notes: dict[str, Any]) -> Callable[[], None]:
         now = time.perf_counter()
         notes["seconds"] += now - before
         before = now
+        commits = notes.setdefault("commits", [])
+        if record.commit() not in commits:
+            commits.append(record.commit())
 
     return lap
+
+
+def passed(notes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a trial saves of the laps that were noted."""
+    commits = notes["commits"]
+    environment = {"commit": commits if len(commits) > 1 else commits[0]}
+    return {"seconds": round(notes["seconds"], 1), "environment": environment}

@@ -15,7 +15,7 @@ from unitvar.paper.arms import Batches, in_every_arm
 from unitvar.paper.replicas import replica
 from unitvar.paper.schedule import Schedule
 from unitvar.paper.train import averages, evaluate, judge, seeded, train
-from unitvar.paper.training import laps
+from unitvar.paper.training import laps, passed
 
 __all__ = ["CLASSES", "Trial", "network", "run_trial", "schedule"]
 
@@ -44,15 +44,16 @@ class Trial:
     precision: str = "float32"
 
 
-def load(trial: Trial, data_dir: Path | None) -> tuple[data.Images, data.Images]:
-    """Return what to train on and what to test on, channels standardised."""
+def load(trial: Trial, data_dir: Path | None) -> tuple[data.Images, data.Images, int]:
+    """Return what to train on and what to test on, channels standardised, and of how many the former were drawn."""
     if trial.dataset not in CLASSES:
         raise ValueError(f"dataset={trial.dataset!r} is not one of {', '.join(map(repr, CLASSES))}.")
     everything, test = data.LOADERS[trial.dataset](data_dir)
-    if trial.images is not None and trial.images < len(everything):
+    there = len(everything)
+    if trial.images is not None and trial.images < there:
         everything, _ = everything.split(trial.images, seed=trial.seed)
     training, test = data.standardised(everything, test)
-    return training, test
+    return training, test, there
 
 
 def network(trial: Trial) -> nn.Sequential:
@@ -98,7 +99,8 @@ def run_trial(
         The training loss of each epoch; error and log loss on the test set in each arm at each moment; how they depend
         on the number and the size of the batches, if asked for; where training diverged, or None.
     """
-    training, test = (part.to(device) for part in load(trial, data_dir))
+    training, test, there = load(trial, data_dir)
+    training, test = training.to(device), test.to(device)
     model = network(trial).to(device)
     place = replica()
     own = training[place.rank :: place.count]  # re-estimation merges what the processes find
@@ -130,9 +132,9 @@ def run_trial(
         "measured": notes["measured"],
         "sensitivity": by_batches,
         "diverged": curve.diverged,
-        "images": {"training": len(training), "test": len(test)},
-        "processes": place.count,
-        "seconds": round(notes["seconds"], 1),
+        # With a part of a data set in its folder, there are fewer to draw from, and others are drawn.
+        "images": {"training": len(training), "of": there, "test": len(test)},
+        **passed(notes),
     }
 
 

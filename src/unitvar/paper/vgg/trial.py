@@ -12,10 +12,9 @@ from torch import Tensor, nn
 
 from unitvar.initialize import initialize_
 from unitvar.paper import data, models, record
-from unitvar.paper.replicas import replica
 from unitvar.paper.schedule import Schedule
 from unitvar.paper.train import evaluate, seeded, train
-from unitvar.paper.training import laps
+from unitvar.paper.training import laps, passed
 
 __all__ = ["INITS", "NAMES", "POINTS", "Trial", "initialise_", "run_trial"]
 
@@ -174,6 +173,5 @@ def run_trial(
         "dropout_on": noisy and record.finite(noisy),
         "diverged": curve.diverged,
         "images": {"training": len(training), "validation": len(validation), "test": len(test)},
-        "processes": replica().count,
-        "seconds": round(notes["seconds"], 1),
+        **passed(notes),
     }
