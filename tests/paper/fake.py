@@ -35,6 +35,27 @@ def write_cifar10(folder: Path, images: int) -> Path:
     return folder
 
 
+def write_cifar100(folder: Path, images: int) -> Path:
+    """Write random images in CIFAR-100's binary version, so many into each of its two files; return the folder."""
+    for part in ("train", "test"):
+        write_cifar(folder / "cifar-100-binary" / f"{part}.bin", images, (20, 100))
+    return folder
+
+
+def write_svhn(folder: Path, images: int) -> Path:
+    """Write random images in SVHN's format, which calls a 0 a 10, so many into each of two files; return the folder."""
+    from scipy.io import savemat
+
+    rng = np.random.default_rng(0)
+    (folder / "svhn").mkdir(parents=True)
+    for part in ("train", "test"):
+        pixels = rng.integers(0, 256, (32, 32, 3, images), dtype=np.uint8)
+        labels = np.arange(images, dtype=np.uint8).reshape(-1, 1) % 10 + 1
+        labels[-1] = 10
+        savemat(folder / "svhn" / f"{part}_32x32.mat", {"X": pixels, "y": labels}, do_compression=True)
+    return folder
+
+
 def write_cifar(path: Path, images: int, classes: tuple[int, ...]) -> None:
     rows = np.random.default_rng(len(path.name)).integers(0, 256, size=(images, len(classes) + 3072), dtype=np.uint8)
     rows[:, : len(classes)] %= np.array(classes, dtype=np.uint8)

@@ -12,14 +12,14 @@ import torch
 from rich.console import Console
 from scipy.stats import binomtest
 
-from tests.paper.fake import write_cifar, write_cifar10
+from tests.paper.fake import write_cifar10, write_cifar100
 from unitvar.paper.arms import ARMS, Batches, arm
 from unitvar.paper.data import Images
 from unitvar.paper.densenet import experiment
 from unitvar.paper.densenet import trial as densenet
 from unitvar.paper.densenet.experiment import Densenet, plan
 from unitvar.paper.densenet.summary import sensitivity_rows, summarise, tables
-from unitvar.paper.densenet.trial import Trial, compare, run_trial
+from unitvar.paper.densenet.trial import Trial, compare, run_trial, schedule
 from unitvar.paper.train import train
 
 SMALL = Trial("cifar10", 7, 4, 0.8, 0, epochs=4, images=60, batch=16)
@@ -139,6 +139,7 @@ def test_a_trial_that_is_killed_goes_on_and_ends_in_the_same_numbers(
     monkeypatch.undo()
     resumed = run_trial(trial, data_dir=folder, checkpoint=tmp_path / "a.pt")
     assert {**whole, "seconds": 0} == {**resumed, "seconds": 0}
+    assert whole["images"] == {"training": 60, "of": 100, "test": 20}
     assert [row["batches"] for row in whole["sensitivity"]["batches"]] == [1, 2, 4]
     assert [row["size"] for row in whole["sensitivity"]["sizes"]] == [4, 8, 16, 32]
     # All batches of the trial's size, found in two ways.
@@ -150,7 +151,10 @@ def record(seed: int, errors: dict[str, float], worse: int, better: int) -> dict
     for name, error in errors.items():
         changed = {other: {"worse": worse, "better": better} for other in arms}
         arms[name] = {"error": error, "log_loss": error, "changed": changed}
-    sensitivity = {"batches": [{"batches": 1, "error": 0.5, "log_loss": 1.0}], "sizes": []}
+    sensitivity = {
+        "batches": [{"batches": 1, "error": 0.5, "log_loss": 1.0}],
+        "sizes": [{"size": 4, "error": 0.6, "log_loss": None}],
+    }
     return {
         "config": vars(replace(SMALL, seed=seed)),
         "measured": {"halfway": arms, "end": arms},
@@ -176,6 +180,23 @@ def test_differences_are_paired_by_network_and_by_image() -> None:
     assert against["p"] == pytest.approx(max(binomtest(3, 13).pvalue, binomtest(2, 10).pvalue))
     (row,) = sensitivity_rows(records)["batches"]  # type: ignore[index]
     assert row["error minus all"]["mean"] == 0
+    (row,) = sensitivity_rows(records)["sizes"]  # type: ignore[index]
+    assert row["error minus all"]["mean"] == pytest.approx(0.1)
+    assert row["log_loss"] is row["log_loss minus all"] is None  # one was not finite
+
+
+def test_a_network_that_diverges_is_left_out_from_then_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(densenet, "schedule", lambda trial: replace(schedule(trial), rate=1e30))
+    lost = {"config": vars(SMALL), **run_trial(SMALL, data_dir=write_cifar10(tmp_path, 20))}
+    assert 0 < lost["diverged"] <= 1
+    assert (lost["measured"], lost["sensitivity"]) == ({}, None)
+    assert summarise([lost]) == []
+    arms = record(1, dict(zip(ARMS, (0.30, 0.29, 0.28, 0.27), strict=True)), 3, 10)
+    assert {row["seeds"] for row in summarise([lost, arms])} == {1}
+    arms["measured"]["end"]["as trained"]["log_loss"] = None  # not finite, though the network ended
+    found = summarise([arms])[-1]
+    assert found["against"]["as trained"]["log_loss"] is None
+    assert found["log_loss"]["mean"] == 0.27
 
 
 def test_the_tables_fit_a_terminal() -> None:
@@ -191,15 +212,14 @@ def test_the_tables_fit_a_terminal() -> None:
 def test_the_command_trains_tidies_and_summarises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(experiment, "ROWS", (("cifar10", 0.8), ("cifar100", 0.7)))
     folder = write_cifar10(tmp_path / "data", 20)
-    for part in ("train", "test"):
-        write_cifar(folder / "cifar-100-binary" / f"{part}.bin", 60, (20, 100))
+    write_cifar100(folder, 60)
     sizes = {"depth": 7, "growth": 2, "epochs": 2, "images": 40}
     command = Densenet(out=tmp_path, data_dir=folder, seeds=2, workers=1, **sizes)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"No trial of this plan .* Run it without --no-train"):
         replace(command, train=False).run(Console(quiet=True))
     command.run(Console(quiet=True))
     found = json.loads((tmp_path / "densenet_small.json").read_text())
-    assert found["done"] == {"trials": 3, "planned": 3}
+    assert found["done"] == {"trials": 3, "planned": 3, "diverged": 0}
     assert [(row["dataset"], row["seeds"]) for row in found["rows"]] == [("cifar10", 2)] * 8 + [("cifar100", 1)] * 8
     assert not (tmp_path / "checkpoints").exists()
     assert (tmp_path / "densenet_small_batches.png").read_bytes().startswith(b"\x89PNG")

@@ -113,6 +113,23 @@ def test_a_network_that_diverged_is_told_beside_the_error_of_the_others() -> Non
     assert written_error(row) == "(diverged)"
 
 
+def test_a_rate_that_diverged_is_not_given_an_error() -> None:
+    payload = vgg_payload((0.1, 0.2), (0.1, 0.2), (0.7, 0.9))
+    payload["rows"][1]["errors"][0] = None  # He's at 0.01
+    section = vgg(payload)
+    assert "70.0 % with the paper's weights, diverged with He's" in section.found[2]
+    assert ("Nesterov momentum", "He", "0.01", "diverged", "–") in section.tables[1].rows
+
+
+def test_densenets_that_diverged_are_counted_and_none_that_did_not_is_said() -> None:
+    payload = densenet_payload(0.02)
+    assert "diverged" not in densenet(payload).ran
+    payload["done"]["diverged"] = 2
+    assert "networks done, 2 of which diverged." in densenet(payload).ran
+    empty = densenet({**payload, "rows": [], "sensitivity": None})
+    assert (empty.found, empty.verdict) == (("No network came far enough to be measured.",), "")
+
+
 def test_a_plan_of_the_papers_scale_that_was_shrunk_is_not_called_full_size() -> None:
     payload = vgg_payload((0.2, 0.1), (0.2, 0.1))
     payload["config"]["scale"] = "paper"

@@ -9,30 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from tests.paper.fake import write_cifar, write_cifar10, write_idx, write_mnist
+from tests.paper.fake import write_cifar10, write_cifar100, write_idx, write_mnist, write_svhn
 from unitvar.paper import data
 
 OTHER = "is not the published file"
 pytestmark = pytest.mark.filterwarnings(f"ignore:.*{OTHER}")
-
-
-def svhn(folder: Path, images: int = 5) -> Path:
-    from scipy.io import savemat
-
-    rng = np.random.default_rng(0)
-    (folder / "svhn").mkdir(parents=True)
-    for part in ("train", "test"):
-        pixels = rng.integers(0, 256, (32, 32, 3, images), dtype=np.uint8)
-        labels = np.arange(1, images + 1, dtype=np.uint8).reshape(-1, 1)
-        labels[-1] = 10
-        savemat(folder / "svhn" / f"{part}_32x32.mat", {"X": pixels, "y": labels}, do_compression=True)
-    return folder
-
-
-def cifar100(folder: Path, images: int = 5) -> Path:
-    for part in ("train", "test"):
-        write_cifar(folder / "cifar-100-binary" / f"{part}.bin", images, (20, 100))
-    return folder
 
 
 def test_mnist(tmp_path: Path) -> None:
@@ -58,7 +39,7 @@ def test_cifar10(tmp_path: Path) -> None:
 
 def test_cifar100_takes_the_fine_labels(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match=OTHER):
-        _, test = data.cifar100(cifar100(tmp_path))
+        _, test = data.cifar100(write_cifar100(tmp_path, 5))
     raw = np.fromfile(tmp_path / "cifar-100-binary" / "test.bin", dtype=np.uint8).reshape(5, 3074)
     assert test.labels.tolist() == raw[:, 1].tolist()
 
@@ -67,7 +48,7 @@ def test_svhn_calls_a_zero_zero_and_puts_channels_first(tmp_path: Path) -> None:
     from scipy.io import loadmat
 
     with pytest.warns(UserWarning, match=r"test_32x32\.mat is not the published file: it has 5 images of 26032"):
-        train, test = data.svhn(svhn(tmp_path))
+        train, test = data.svhn(write_svhn(tmp_path, 5))
     assert train.labels.tolist() == [1, 2, 3, 4, 0]
     pixels = loadmat(tmp_path / "svhn" / "test_32x32.mat")["X"]
     # Image 3, channel 2, row 5, column 11.
@@ -77,21 +58,16 @@ def test_svhn_calls_a_zero_zero_and_puts_channels_first(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("write", "read", "path", "source"),
     [
-        (lambda f: write_mnist(f, 5), data.mnist, "mnist/train-images-idx3-ubyte.gz", "ossci-datasets"),
-        (
-            lambda f: write_cifar10(f, 5),
-            data.cifar10,
-            "cifar-10-batches-bin/data_batch_2.bin",
-            "cifar-10-binary.tar.gz",
-        ),
-        (cifar100, data.cifar100, "cifar-100-binary/train.bin", "cifar-100-binary.tar.gz"),
-        (svhn, data.svhn, "svhn/train_32x32.mat", "housenumbers/train_32x32.mat"),
+        (write_mnist, data.mnist, "mnist/train-images-idx3-ubyte.gz", "ossci-datasets"),
+        (write_cifar10, data.cifar10, "cifar-10-batches-bin/data_batch_2.bin", "cifar-10-binary.tar.gz"),
+        (write_cifar100, data.cifar100, "cifar-100-binary/train.bin", "cifar-100-binary.tar.gz"),
+        (write_svhn, data.svhn, "svhn/train_32x32.mat", "housenumbers/train_32x32.mat"),
     ],
 )
 def test_missing_cut_empty_and_foreign_files_are_named_with_where_to_get_them(
-    tmp_path: Path, write: Callable[[Path], object], read: Callable[[Path], object], path: str, source: str
+    tmp_path: Path, write: Callable[[Path, int], object], read: Callable[[Path], object], path: str, source: str
 ) -> None:
-    write(tmp_path)
+    write(tmp_path, 5)
     file = tmp_path / path
     whole = file.read_bytes()
     for content in (whole[: len(whole) // 2 + 1], b"", b"<html>Not found</html>" * 20):
@@ -106,7 +82,7 @@ def test_missing_cut_empty_and_foreign_files_are_named_with_where_to_get_them(
 
 
 def test_a_newer_matlab_file_is_named(tmp_path: Path) -> None:
-    svhn(tmp_path)
+    write_svhn(tmp_path, 5)
     path = tmp_path / "svhn" / "train_32x32.mat"
     # MATLAB 7.3 writes HDF5 behind a header of 128 bytes, which ends with the version and the byte order.
     path.write_bytes(b"MATLAB 7.3 MAT-file".ljust(124) + b"\x00\x02IM" + bytes(512))

@@ -94,6 +94,15 @@ def test_evaluating_with_dropout_on_drops_and_leaves_batchnorm_in_evaluation() -
     assert found["log_loss"] > evaluate(model, training)["log_loss"]
 
 
+def test_weights_that_the_last_step_of_an_epoch_ruins_end_training_before_they_are_measured() -> None:
+    training, _ = data.digits(0)
+    model = models.mlp(64, 0.0, batchnorm=False, width=8, hidden=1)
+    measured: list[int] = []
+    curve = train(model, training[:50], Schedule(3, 1e39, 50), seed=0, after_epoch=measured.append)
+    assert (curve.diverged, len(curve.training), measured) == (1.0, 1, [])
+    assert curve.training[0] < 10  # the loss was of the weights before
+
+
 def test_training_learns() -> None:
     training, test = data.digits(0)
     with seeded(0):

@@ -13,7 +13,7 @@ from scipy.stats import norm
 from torch import nn
 
 from tests.paper.fake import write_cifar10
-from unitvar.paper import models
+from unitvar.paper import models, training
 from unitvar.paper.sweep import TrialError, checkpoint_path
 from unitvar.paper.vgg import experiment
 from unitvar.paper.vgg import trial as vgg
@@ -220,16 +220,39 @@ def test_a_trial_that_is_killed_goes_on_and_ends_in_the_same_numbers(
 
     evaluate = vgg.evaluate
     monkeypatch.setattr(vgg, "evaluate", dying)
+    monkeypatch.setattr(training.record, "commit", lambda: "earlier")
     with pytest.raises(KeyboardInterrupt):
         run_trial(SMALL, data_dir=folder, checkpoint=tmp_path / "a.pt")
     assert torch.load(tmp_path / "a.pt")["epoch"] == 1
     monkeypatch.undo()
     resumed = run_trial(SMALL, data_dir=folder, checkpoint=tmp_path / "a.pt")
+    now = whole.pop("environment")["commit"]
+    assert resumed.pop("environment")["commit"] == ["earlier", now]
     assert {**whole, "seconds": 0} == {**resumed, "seconds": 0}
     assert len(whole["curve"]["gradient"]) == len(whole["curve"]["training"]) > 0
     assert len(whole["validation"]) == len(whole["test"]) == 3
     assert 0 <= whole["dropout_on"]["error"] <= 1
     assert whole["dropout_on"]["log_loss"] != whole["validation"][-1]["log_loss"]
+
+
+@pytest.mark.filterwarnings("ignore:.*is not the published file")
+def test_a_rate_at_which_training_diverges_is_a_result_without_an_error(tmp_path: Path) -> None:
+    trial = replace(SMALL, rate=1e20)
+    found = {"config": vars(trial), **run_trial(trial, data_dir=write_cifar10(tmp_path, 20))}
+    assert 0 < found["diverged"] <= 1
+    assert (found["validation"], found["test"], found["dropout_on"]) == ([], [], None)
+    (row,) = summarise([found])
+    assert (row["learnt"], row["errors"], row["error"], row["diverged"]) == ([], [None], None, 1)
+
+
+@pytest.mark.filterwarnings("ignore:.*is not the published file")
+def test_half_the_bits_train_almost_alike(tmp_path: Path) -> None:
+    folder = write_cifar10(tmp_path, 20)
+    trial = replace(SMALL, rate=1e-3, epochs=1)
+    whole, half = (run_trial(replace(trial, precision=p), data_dir=folder) for p in ("float32", "bfloat16"))
+    assert half["curve"]["training"] != whole["curve"]["training"]
+    assert half["curve"]["training"] == pytest.approx(whole["curve"]["training"], rel=0.02)
+    assert half["test"][0]["log_loss"] == pytest.approx(whole["test"][0]["log_loss"], rel=0.02)
 
 
 @pytest.mark.filterwarnings("ignore:.*is not the published file")

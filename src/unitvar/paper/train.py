@@ -31,7 +31,7 @@ class Curve:
     points: int
     training: tuple[float, ...]
     diverged: float | None = None
-    """Epochs done when the loss was no longer finite; training stopped there."""
+    """Epochs done when loss or weights were no longer finite; training stopped there."""
 
 
 @contextmanager
@@ -79,7 +79,8 @@ def train(
         compiled: whether to compile the model first.
 
     Returns:
-        The loss on the way. A loss that is not finite ends training at the next point; that is a result, not an error.
+        The loss on the way. A loss that is not finite ends training at the next point, and so do weights or statistics
+        that are not finite at the end of an epoch; that is a result, not an error.
     """
     place = replica()
     optimiser, order = schedule.over(model.parameters()), torch.Generator().manual_seed(seed)
@@ -95,6 +96,8 @@ def train(
             called = torch.compile(called, dynamic=False)  # type: ignore[assignment]
         for epoch in range(state.epoch, schedule.epochs):
             diverged = _epoch(called, data, schedule, state, points, at_point, place)
+            if diverged is None and not _finite(model):  # by its last step, which no loss has seen
+                diverged = 1.0
             if diverged is not None:
                 return Curve(points, tuple(state.losses), epoch + diverged)
             with undisturbed():
@@ -141,6 +144,10 @@ def _epoch(
             with undisturbed():
                 at_point()
     return None
+
+
+def _finite(model: nn.Module) -> bool:
+    return all(bool(value.isfinite().all()) for value in model.state_dict().values())
 
 
 def _batches(data: Images, schedule: Schedule, order: torch.Generator, place: Replica) -> list[Tensor]:

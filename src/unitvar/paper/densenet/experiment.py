@@ -108,11 +108,14 @@ class Densenet(Training):
     def conclude(self, planned: list[Trial], records: list[dict[str, Any]], console: Console) -> None:
         """Print, draw and save."""
         rows, by_batches = summarise(records), sensitivity_rows(records)
+        lost = sum(r["diverged"] is not None for r in records)
         for table in tables(rows):
             console.print(table)
+        if lost:
+            console.print(f"{lost} of {len(records)} networks diverged: from then on the others are alone.")
         names = ("scale", "seeds", "other_seeds", "precision")
         config = {name: getattr(self, name) for name in names}
-        done = {"trials": len(records), "planned": len(planned)}
+        done = {"trials": len(records), "planned": len(planned), "diverged": lost}
         found = {"rows": rows, "sensitivity": by_batches, "environment": record.combined(records)}
         payload = {"experiment": self.name, "config": config, "done": done, **found}
         path = record.save(self.out / f"{self.name}.json", payload)

@@ -38,7 +38,7 @@ def summarise(records: Sequence[Record]) -> list[dict[str, Any]]:
                 row: dict[str, Any] = {**dict(kind), "images": own[0]["images"], "moment": moment, "arm": name}
                 row["seeds"] = len(measured)
                 for metric in ("error", "log_loss"):
-                    row[metric] = asdict(estimate([m[name][metric] for m in measured]))
+                    row[metric] = _estimated([m[name][metric] for m in measured])
                 row["against"] = {other: _compared(measured, name, other) for other in ARMS[: ARMS.index(name)]}
                 rows.append(row)
     return rows
@@ -57,8 +57,7 @@ def _compared(measured: Sequence[Mapping[str, Any]], name: str, other: str) -> d
     changed = [(m[name]["changed"][other]["worse"], m[name]["changed"][other]["better"]) for m in measured]
     agree = len({worse < better for worse, better in changed}) == 1
     return {
-        "error": asdict(estimate([m[name]["error"] - m[other]["error"] for m in measured])),
-        "log_loss": asdict(estimate([m[name]["log_loss"] - m[other]["log_loss"] for m in measured])),
+        **{metric: _difference(measured, name, other, metric) for metric in ("error", "log_loss")},
         "lower": sum(m[name]["error"] < m[other]["error"] for m in measured),
         "worse": sum(worse for worse, _ in changed),
         "better": sum(better for _, better in changed),
@@ -67,6 +66,19 @@ def _compared(measured: Sequence[Mapping[str, Any]], name: str, other: str) -> d
             for worse, better in changed
         ),
     }
+
+
+def _difference(
+    measured: Sequence[Mapping[str, Any]], name: str, other: str, metric: str
+) -> dict[str, float | None] | None:
+    pairs = [(m[name][metric], m[other][metric]) for m in measured]
+    return _estimated([None if None in pair else pair[0] - pair[1] for pair in pairs])
+
+
+def _estimated(values: Sequence[float | None]) -> dict[str, float | None] | None:
+    """Estimate the mean of saved values; there is none if one of them was not finite, which is saved as None."""
+    finite = [value for value in values if value is not None]
+    return asdict(estimate(finite)) if len(finite) == len(values) else None
 
 
 def sensitivity_rows(records: Sequence[Record]) -> dict[str, list[dict[str, Any]]] | None:
@@ -79,15 +91,14 @@ def sensitivity_rows(records: Sequence[Record]) -> dict[str, list[dict[str, Any]
         rows = []
         for i, first in enumerate(own[0]["sensitivity"][what]):
             row: dict[str, Any] = {key: first[key], "seeds": len(own)}
+            pairs = [{"this": r["sensitivity"][what][i], "all": r["sensitivity"]["batches"][-1]} for r in own]
             for metric in ("error", "log_loss"):
-                whole = [r["sensitivity"]["batches"][-1][metric] for r in own]
-                values = [r["sensitivity"][what][i][metric] for r in own]
-                row[metric] = asdict(estimate(values))
-                row[f"{metric} minus all"] = asdict(estimate([v - w for v, w in zip(values, whole, strict=True)]))
+                row[metric] = _estimated([pair["this"][metric] for pair in pairs])
+                row[f"{metric} minus all"] = _difference(pairs, "this", "all", metric)
             rows.append(row)
         found[what] = rows
     trained = [r["measured"]["end"][ARMS[0]] for r in own]
-    found["as trained"] = [{m: asdict(estimate([t[m] for t in trained])) for m in ("error", "log_loss")}]
+    found["as trained"] = [{m: _estimated([t[m] for t in trained]) for m in ("error", "log_loss")}]
     return found
 
 

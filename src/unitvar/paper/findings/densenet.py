@@ -27,6 +27,7 @@ def densenet(p: Payload) -> Section:
     """Table 2."""
     gains = [row["against"]["as trained"] for row in p["rows"] if row["arm"] == "variance only"]
     full, done = list(map(_full, p["rows"])), p["done"]
+    lost = done.get("diverged", 0)
     best = ", ".join(f"{TITLES[name]} {error:g}" for name, error in STATE_OF_THE_ART.items())
     caption = f"The same with paired tests, beside what the paper set out to beat ({best})"
     tables = [_overview(p["rows"]), Grid(caption, _heads(), tuple(map(_cells, p["rows"])))]
@@ -41,18 +42,12 @@ def densenet(p: Payload) -> Section:
         "Re-estimating the variance with dropout off lowers every error: on CIFAR-10 from 6.37 to 6.07 % half-way and "
         "from 5.62 to 5.38 % at the end, on CIFAR-100 by up to two points, on SVHN from 5.18 to 4.19 % and from 1.92 "
         "to 1.85 %.",
-        (
-            *_sentences(p["rows"]),
-            "The variance re-estimated gives a lower error than the network as trained "
-            f"{_gains(p['rows'], 'variance only', 'as trained')}.",
-            "Mean and variance give a lower error than both re-estimated with dropout on, the control that the paper "
-            f"lacks, {_gains(p['rows'], 'mean and variance', 'dropout on')}.",
-        ),
+        tuple(_found(p["rows"])) or ("No network came far enough to be measured.",),
         f"{'Full size' if all(full) else 'Shrunk'}: {'; '.join(_sizes(p['rows']))}"
         f"{precision(p['config']['precision'])}. {done['trials']} of {done['planned']} "
-        "networks done. p: of so uneven a split of the images that only one of both gets wrong (McNemar), the largest "
-        f"of the networks', or 1 if they differ in the direction; beyond chance: below {CHANCE:g}, and with several "
-        "networks the 95 % interval of the difference without 0.",
+        f"networks done{f', {lost} of which diverged' if lost else ''}. p: of so uneven a split of the images that "
+        "only one of both gets wrong (McNemar), the largest of the networks', or 1 if they differ in the direction; "
+        f"beyond chance: below {CHANCE:g}, and with several networks the 95 % interval of the difference without 0.",
         tuple(tables),
         (f"{p['experiment']}_batches.png",) if p["sensitivity"] else (),
         verdict=verdict((gain["error"]["mean"] < 0 and _clear(gain) for gain in gains), shrunk=not any(full)),
@@ -84,6 +79,21 @@ def _cases(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Mapping[str, Any
     for row in rows:
         cases.setdefault(tuple(row[name] for name in (*KIND, "moment")), {})[row["arm"]] = row
     return list(cases.values())
+
+
+def _found(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Say what was found, if anything was measured: for one kind of network in numbers, for all of them in counts."""
+    if not rows:
+        return
+    yield from _sentences(rows)
+    yield (
+        "The variance re-estimated gives a lower error than the network as trained "
+        f"{_gains(rows, 'variance only', 'as trained')}."
+    )
+    yield (
+        "Mean and variance give a lower error than both re-estimated with dropout on, the control that the paper "
+        f"lacks, {_gains(rows, 'mean and variance', 'dropout on')}."
+    )
 
 
 def _sentences(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:

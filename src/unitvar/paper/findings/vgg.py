@@ -61,7 +61,7 @@ def vgg(p: Payload) -> Section:
         for row in p["rows"]
     )
     rates = tuple(
-        (TITLES[row["optimiser"]], NAMES[row["init"]], f"{rate:g}", f"{100 * error:.1f}", _measured(noisy))
+        (TITLES[row["optimiser"]], NAMES[row["init"]], f"{rate:g}", _ended(error), _measured(noisy))
         for row in p["rows"]
         for rate, error, noisy in sorted(zip(*(row[k] for k in ("rates", "errors", "dropout_on")), strict=True))[::-1]
     )
@@ -139,6 +139,10 @@ def _measured(error: float | None) -> str:
     return "–" if error is None else f"{100 * error:.1f}"
 
 
+def _ended(error: float | None, unit: str = "") -> str:
+    return "diverged" if error is None else _measured(error) + unit
+
+
 def _at(row: Mapping[str, Any]) -> str:
     errors = dict(zip(row["rates"], row["errors"], strict=True))
-    return f"{100 * errors[UNTRAINABLE]:.1f} %" if UNTRAINABLE in errors else "not run"
+    return _ended(errors[UNTRAINABLE], " %") if UNTRAINABLE in errors else "not run"

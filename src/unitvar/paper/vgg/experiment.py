@@ -119,7 +119,7 @@ def summarise(records: Sequence[Record]) -> list[dict[str, Any]]:
                 **kind,
                 "rates": [r["config"]["rate"] for r in tried],
                 "learnt": [r["config"]["rate"] for r in tried if learnt(r)],
-                "errors": [validation_error(r) for r in tried],
+                "errors": [None if r["diverged"] is not None else validation_error(r) for r in tried],
                 "dropout_on": [(r.get("dropout_on") or {}).get("error") for r in tried],
                 "waited": [waited(r) for r in tried],
                 "rate": chosen["config"]["rate"],
