@@ -1,5 +1,6 @@
 """Checkpoints: training that was killed goes on with the same bits, and a file is data only."""
 
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,9 @@ def network() -> nn.Sequential:
         return models.quicken_(models.DenseNet(7, 4, 0.3, channels=1))
 
 
-def run(schedule: Schedule, path: Path | None, kill: int | None = None) -> tuple[nn.Module, Curve, dict[str, Any]]:
+def run(
+    schedule: Schedule, path: Path | None, kill: int | None = None, **options: bool
+) -> tuple[nn.Module, Curve, dict[str, Any]]:
     """Train, noting something random and something measured, and be killed after an epoch has begun."""
     training, _ = data.digits(0)
     model, notes = network(), dict[str, Any](validation=[], draws={})
@@ -36,8 +39,8 @@ def run(schedule: Schedule, path: Path | None, kill: int | None = None) -> tuple
     def after_epoch(epoch: int) -> None:
         notes["draws"][epoch] = torch.rand(3)
 
-    options = {"after_epoch": after_epoch, "at_point": at_point, "points": 2}
-    curve = train(model, training[:300], schedule, seed=3, notes=notes, checkpoint=path, **options)  # type: ignore[arg-type]
+    called = {"after_epoch": after_epoch, "at_point": at_point, "points": 2, **options}
+    curve = train(model, training[:300], schedule, seed=3, notes=notes, checkpoint=path, **called)  # type: ignore[arg-type]
     return model, curve, notes
 
 
@@ -55,6 +58,20 @@ def test_a_killed_training_ends_in_the_same_bits(schedule: Schedule, kill: int, 
     assert whole[1] == resumed[1]
     assert whole[2]["validation"] == resumed[2]["validation"]
     assert all(torch.equal(whole[2]["draws"][epoch], resumed[2]["draws"][epoch]) for epoch in range(1, 6))
+
+
+def test_compiled_training_goes_on_in_the_same_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Traced as always, but run by torch itself: what a compiler makes of it is the compiler's."""
+    traced = functools.partial(torch.compile, backend="aot_eager")
+    monkeypatch.setattr(torch, "compile", traced)
+    path = tmp_path / "checkpoint.pt"
+    whole = run(NESTEROV, None, compiled=True)
+    with pytest.raises(KilledError):
+        run(NESTEROV, path, 3, compiled=True)
+    resumed = run(NESTEROV, path, compiled=True)
+    for a, b in zip(whole[0].state_dict().values(), resumed[0].state_dict().values(), strict=True):
+        assert torch.equal(a, b)
+    assert whole[1] == resumed[1]
 
 
 def test_training_that_was_finished_is_not_done_again(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Processes of a torchrun: together they train as one would, write once, and go on where they stopped."""
 
+import json
 import subprocess
 import sys
 import threading
@@ -11,19 +12,20 @@ import torch
 from torch import nn
 
 from tests.paper import parallel
+from tests.paper.fake import write_cifar10, write_cifar100, write_svhn
 from unitvar.paper.cli import main
 from unitvar.paper.pools import together
 from unitvar.paper.replicas import Replica, launched, replica
 from unitvar.paper.train import train
 
 ROOT = Path(__file__).parents[2]
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("parallel")
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command = [*torchrun, "-m", "tests.paper.parallel", str(folder)]
+    command = [*TORCHRUN, "-m", "tests.paper.parallel", str(folder)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     return folder
@@ -54,7 +56,33 @@ def test_two_processes_train_as_one_does(found: list[dict[str, Any]]) -> None:
         assert together["test"] == pytest.approx(alone["test"], rel=1e-9)
 
 
+def test_the_command_trains_one_network_in_all_processes_and_writes_once(tmp_path: Path) -> None:
+    write_svhn(write_cifar100(write_cifar10(tmp_path / "data", 12), 60), 60)
+    unitvar = [str(Path(sys.executable).with_name("unitvar")), "densenet"]
+    sizes = ["--depth", "7", "--growth", "2", "--epochs", "2", "--images", "50", "--seeds", "1"]
+    places = ["--data-dir", str(tmp_path / "data"), "--out", str(tmp_path / "out")]
+    done = subprocess.run(
+        [*TORCHRUN, "--no-python", *unitvar, *sizes, *places], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.count("Saved") == 2  # the summary and a picture, once
+    assert "5 of 5 done" in done.stdout
+    assert not (tmp_path / "out" / "checkpoints").exists()
+    trials = [json.loads(path.read_text()) for path in (tmp_path / "out" / "densenet_small").iterdir()]
+    assert [trial["environment"]["processes"] for trial in trials] == [2] * 5
+    for trial in trials:
+        for arms in trial["measured"].values():
+            old, new = arms["as trained"], arms["mean and variance"]
+            changed = new["changed"]["as trained"]
+            net = changed["worse"] - changed["better"]  # over the images of both processes
+            assert new["error"] - old["error"] == pytest.approx(net / trial["images"]["test"])
+    assert json.loads((tmp_path / "out" / "densenet_small.json").read_text())["environment"]["processes"] == 2
+
+
 def test_images_too_few_to_share_are_left_out_or_refused() -> None:
+    norm = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64), nn.Linear(64, 10))  # which cannot normalise a single image
+    train(norm, parallel.DATA[:25], parallel.SCHEDULE, seed=0)
+    assert norm[1].num_batches_tracked == parallel.SCHEDULE.epochs  # one batch of 24 an epoch
     with pytest.raises(ValueError, match=r"1 images in batches of 24 over 1 processes .* Take more images"):
         train(nn.Linear(64, 10), parallel.DATA[:1], parallel.SCHEDULE, seed=0)
 
