@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from unitvar.paper.findings.section import Grid, Payload, Section, precision, verdict
+from unitvar.paper.statistics import Estimate, estimate
 from unitvar.paper.values import VGG_ERRORS
 from unitvar.paper.vgg.experiment import DOUBT, written_error
 from unitvar.paper.vgg.trial import NAMES, Trial
@@ -25,8 +26,8 @@ def vgg(p: Payload) -> Section:
     ]
     found = [
         f"{TITLES[name]}: test error {written_error(ours, ' %')} with the paper's weights, {written_error(he, ' %')} "
-        f"with He's, each at its tuned rate; {_learnt(ours)} of the rates learn with the paper's, {_learnt(he)} with "
-        "He's."
+        f"with He's, each at its tuned rate{_difference(ours, he)}; {_learnt(ours)} of the rates learn with the "
+        f"paper's, {_learnt(he)} with He's."
         for name, ours, he in pairs
     ]
     if ("nesterov", "he") in by and ("nesterov", "paper") in by:
@@ -77,8 +78,8 @@ def vgg(p: Payload) -> Section:
         f"64), {base['epochs']} epochs (150), batches of {base['batch']} (128), {images['training']:,} images, "
         f"augmentation {'on' if base['augment'] else 'off'}{precision(base['precision'])}; {done['trials']} of "
         f"{done['planned']} trials done. A rate learns if guessing gives so low a validation error less than once in "
-        f"{1 / DOUBT:,.0f} times. A test error is lower if the 95 % interval of the difference says so, over seeds or, "
-        "with one, over test images.",
+        f"{1 / DOUBT:,.0f} times. A test error is lower if the 95 % interval of the difference says so, paired over "
+        "seeds or, with one, over test images.",
         (
             Grid("Each initialisation at its tuned rate", heads, cells),
             Grid(
@@ -100,7 +101,7 @@ def _parts(pairs: Sequence[tuple[str, Mapping[str, Any], Mapping[str, Any]]], im
     if len(pairs) < len(TITLES) or any(set(ours["rates"]) != set(he["rates"]) for _, ours, he in pairs):
         return
     for _, ours, he in pairs:
-        yield bool(ours["error"]) and (not he["error"] or _lower(ours["error"], he["error"], images))
+        yield bool(ours["error"]) and (not he["error"] or _lower(ours, he, images))
     yield sum(len(he["learnt"]) for *_, he in pairs) < sum(len(ours["learnt"]) for _, ours, _ in pairs)
     for name, ours, he in pairs:
         if name == "nesterov" and UNTRAINABLE in ours["rates"]:
@@ -108,12 +109,29 @@ def _parts(pairs: Sequence[tuple[str, Mapping[str, Any], Mapping[str, Any]]], im
     yield _longest(ours for _, ours, _ in pairs) < _longest(he for *_, he in pairs)
 
 
-def _lower(error: Mapping[str, Any], other: Mapping[str, Any], images: int) -> bool:
-    """Return whether an error is lower than another beyond its interval, over seeds, or over images if one has none."""
-    spreads = [e["half_width"] for e in (error, other)]
-    if None in spreads:
-        spreads = [1.96 * math.sqrt(e["mean"] * (1 - e["mean"]) / images) for e in (error, other)]
-    return float(other["mean"] - error["mean"]) > math.hypot(*spreads)
+def _lower(row: Mapping[str, Any], other: Mapping[str, Any], images: int) -> bool:
+    """Return whether an error is lower than another beyond the interval of their difference.
+
+    Over seeds, each of which gives both the same images to train on in the same order; over test images if there is
+    only one, which then speaks of these two networks alone.
+    """
+    over = _over_seeds(row, other)
+    if over:
+        return over.mean < 0 and over.excludes_zero
+    errors = [r["error"]["mean"] for r in (row, other)]
+    return float(errors[1] - errors[0]) > 1.96 * math.sqrt(sum(e * (1 - e) for e in errors) / images)
+
+
+def _over_seeds(row: Mapping[str, Any], other: Mapping[str, Any]) -> Estimate | None:
+    """Estimate the difference of two errors over the seeds that both have; None with fewer than two."""
+    ours, others = row["by_seed"], other["by_seed"]
+    differences = [ours[seed] - others[seed] for seed in ours if seed in others]
+    return estimate(differences) if len(differences) > 1 else None
+
+
+def _difference(row: Mapping[str, Any], other: Mapping[str, Any]) -> str:
+    over = _over_seeds(row, other)
+    return f" (a difference of {over.percent()} points, paired by seed)" if over else ""
 
 
 def _full(base: Mapping[str, Any]) -> bool:

@@ -126,6 +126,7 @@ def summarise(records: Sequence[Record]) -> list[dict[str, Any]]:
                 "seeds": len(repeated),
                 "diverged": len(repeated) - len(ended),
                 "error": asdict(estimate([r["test"][-1]["error"] for r in ended])) if ended else None,
+                "by_seed": {str(r["config"]["seed"]): r["test"][-1]["error"] for r in ended},
                 "curve": {
                     "training": chosen["curve"]["training"],
                     "gradient": chosen["curve"]["gradient"],
