@@ -48,6 +48,17 @@ def vgg(p: Payload) -> Section:
         )
         where = "each at its tuned rate" if any(len(row["rates"]) > 1 for row in added) else "at the paper's tuned rate"
         found.append(f"Of our own, {where}: {said}.")
+    gaps = [
+        100 * (noisy - error)
+        for row in p["rows"]
+        for error, noisy in zip(row["errors"], row["dropout_on"], strict=True)
+        if error is not None and noisy is not None
+    ]
+    if gaps:
+        found.append(
+            f"With dropout left on, as in training, {sum(gap < 0 for gap in gaps)} of {len(gaps)} networks judged both "
+            f"ways err less than with it off; errors change by {min(gaps):+.1f} to {max(gaps):+.1f} points."
+        )
     base, images, done = p["config"]["base"], p["config"]["images"], p["done"]
     cells = tuple(
         (
