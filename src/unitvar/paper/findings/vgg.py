@@ -51,13 +51,14 @@ def vgg(p: Payload) -> Section:
     gaps = [
         100 * (noisy - error)
         for row in p["rows"]
-        for error, noisy in zip(row["errors"], row["dropout_on"], strict=True)
-        if error is not None and noisy is not None
+        for rate, error, noisy in zip(row["rates"], row["errors"], row["dropout_on"], strict=True)
+        if rate in row["learnt"] and noisy is not None
     ]
     if gaps:
         found.append(
-            f"With dropout left on, as in training, {sum(gap < 0 for gap in gaps)} of {len(gaps)} networks judged both "
-            f"ways err less than with it off; errors change by {min(gaps):+.1f} to {max(gaps):+.1f} points."
+            f"With dropout left on, as in training, {sum(gap < 0 for gap in gaps)} of {len(gaps)} networks that learn "
+            "and were judged both ways err less than with it off; "
+            f"errors change by {min(gaps):+.1f} to {max(gaps):+.1f} points."
         )
     base, images, done = p["config"]["base"], p["config"]["images"], p["done"]
     cells = tuple(
