@@ -102,6 +102,14 @@ def test_the_error_with_dropout_on_stands_beside_that_of_its_rate() -> None:
     assert vgg(payload).tables[1].rows == (("Adam", "He", "0.1", "90.0", "70.0"), ("Adam", "He", "0.01", "9.0", "7.0"))
 
 
+def test_what_the_last_layer_puts_out_before_training_is_said_of_each_initialisation() -> None:
+    payload = vgg_payload((0.1, 0.2), (0.1, 0.2))
+    assert not any("Before training" in sentence for sentence in vgg(payload).found)
+    for row, seconds in zip(payload["rows"][:2], ((0.8, 4e-4), (None, 0.22)), strict=True):
+        row["start"] = {"on": [1.0, seconds[0]], "off": [1.0, seconds[1]]}
+    assert vgg(payload).found[-1].endswith("dropout on and off: paper 0.8 and 0.0004, He not finite and 0.22.")
+
+
 def test_vgg_is_not_judged_before_both_have_been_tried_at_the_same_rates() -> None:
     payload = vgg_payload((0.1, 0.2), (0.1, 0.2), (0.7, 0.9))
     ours, he = payload["rows"][:2]

@@ -105,6 +105,28 @@ def test_measured_weights_give_unit_second_moments_where_hes_do_not() -> None:
     assert deep("he") > 4
 
 
+@pytest.mark.parametrize(("name", "first"), [("paper", 1.0), ("he", 2.0)])
+def test_the_papers_correction_keeps_the_signal_with_dropout_on_and_hes_with_it_off(name: str, first: float) -> None:
+    """Dense layers, without pools and borders: a ReLU halves E z², dropout divides by the keep rate, weights scale."""
+    layers: list[nn.Module] = [nn.Linear(1024, 1024)]
+    for keep in KEEPS[1:6]:
+        layers += [nn.ReLU(), nn.Dropout(1 - keep), nn.Linear(1024, 1024)]  # type: ignore[operator]
+    generator = torch.Generator().manual_seed(0)
+    model = initialise_(nn.Sequential(*layers), name, example=torch.empty(0), generator=generator)
+    flags = [module.train(i % 2 == 0).training for i, module in enumerate(model)]
+    state = torch.get_rng_state()
+    found = vgg.signals(model, torch.randn(256, 1024, generator=generator), seed=2)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert [module.training for module in model] == flags
+    expected = {"on": [first], "off": [first]}
+    for keep in KEEPS[1:6]:
+        weights = keep if name == "paper" else 1.0
+        expected["on"].append(expected["on"][-1] * weights / keep)  # type: ignore[operator]
+        expected["off"].append(expected["off"][-1] * weights)  # type: ignore[operator]
+    for mode, seconds in expected.items():
+        assert found[mode] == pytest.approx(seconds, rel=0.15)
+
+
 def test_the_schedule_is_the_papers_at_any_length() -> None:
     plan = vgg.schedule(Trial("adam", 1e-3, "he", 0))
     found = [plan.rate_at(epoch) for epoch in (0, 99, 100, 124, 125, 149)]
@@ -231,6 +253,7 @@ def test_a_trial_that_is_killed_goes_on_and_ends_in_the_same_numbers(
     assert {**whole, "seconds": 0} == {**resumed, "seconds": 0}
     assert len(whole["curve"]["gradient"]) == len(whole["curve"]["training"]) > 0
     assert len(whole["validation"]) == len(whole["test"]) == 3
+    assert [len(seconds) for seconds in whole["start"].values()] == [15, 15]
     assert 0 <= whole["dropout_on"]["error"] <= 1
     assert whole["dropout_on"]["log_loss"] != whole["validation"][-1]["log_loss"]
 
@@ -278,5 +301,5 @@ def test_the_command_trains_tidies_and_summarises(tmp_path: Path, monkeypatch: p
     assert {(row["optimiser"], row["init"]) for row in found["rows"]} == {
         (optimiser, init) for optimiser in ("nesterov", "adam") for init in INITS
     }
-    for name in ("vgg_small.png", "vgg_small_gradients.png"):
+    for name in ("vgg_small.png", "vgg_small_gradients.png", "vgg_small_start.png"):
         assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")

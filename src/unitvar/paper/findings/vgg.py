@@ -60,6 +60,7 @@ def vgg(p: Payload) -> Section:
             "and were judged both ways err less than with it off; "
             f"errors change by {min(gaps):+.1f} to {max(gaps):+.1f} points."
         )
+    found += _faded(p["rows"])
     base, images, done = p["config"]["base"], p["config"]["images"], p["done"]
     cells = tuple(
         (
@@ -100,9 +101,20 @@ def vgg(p: Payload) -> Section:
                 rates,
             ),
         ),
-        (f"{name}.png", f"{name}_gradients.png"),
+        (f"{name}.png", f"{name}_gradients.png", f"{name}_start.png"),
         verdict=verdict(_parts(pairs, images["test"]), shrunk=not _full(base)),
     )
+
+
+def _faded(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Say what the last weight puts out before training, with dropout on and off."""
+    last = {row["init"]: {mode: row["start"][mode][-1] for mode in ("on", "off")} for row in rows if row["start"]}
+    said = ", ".join(
+        f"{NAMES[init]} {' and '.join('not finite' if z is None else f'{z:.2g}' for z in both.values())}"
+        for init, both in last.items()
+    )
+    if said:
+        yield f"Before training, E z² of the last layer with dropout on and off: {said}."
 
 
 def _parts(pairs: Sequence[tuple[str, Mapping[str, Any], Mapping[str, Any]]], images: int) -> Iterator[bool]:

@@ -25,7 +25,7 @@ from rich.table import Table
 from unitvar.paper import record
 from unitvar.paper.statistics import Estimate, estimate
 from unitvar.paper.training import Stage, Training, saved
-from unitvar.paper.vgg.figures import draw_convergence, draw_gradients, epoch_means
+from unitvar.paper.vgg.figures import draw_convergence, draw_gradients, draw_start, epoch_means
 from unitvar.paper.vgg.trial import INITS, NAMES, Trial, run_trial
 
 __all__ = ["DOUBT", "Vgg", "planned_trials", "rates", "stages", "summarise", "written_error"]
@@ -127,6 +127,7 @@ def summarise(records: Sequence[Record]) -> list[dict[str, Any]]:
                 "diverged": len(repeated) - len(ended),
                 "error": asdict(estimate([r["test"][-1]["error"] for r in ended])) if ended else None,
                 "by_seed": {str(r["config"]["seed"]): r["test"][-1]["error"] for r in ended},
+                "start": next((r["start"] for r in own if "start" in r), None),
                 "curve": {
                     "training": chosen["curve"]["training"],
                     "gradient": chosen["curve"]["gradient"],
@@ -195,8 +196,9 @@ class Vgg(Training):
         pictures = (
             draw_convergence(rows, self.out / f"{self.name}.png"),
             draw_gradients(rows, self.out / f"{self.name}_gradients.png"),
+            draw_start(rows, self.out / f"{self.name}_start.png"),
         )
-        console.print(f"Saved {path}, {pictures[0]} and {pictures[1]}")
+        console.print(f"Saved {path}, {pictures[0]}, {pictures[1]} and {pictures[2]}")
 
 
 def table(rows: Sequence[Mapping[str, Any]], title: str) -> Table:

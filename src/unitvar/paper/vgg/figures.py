@@ -9,7 +9,7 @@ from typing import Any
 from unitvar.paper import draw
 from unitvar.paper.vgg.trial import INITS, NAMES, POINTS
 
-__all__ = ["draw_convergence", "draw_gradients", "epoch_means"]
+__all__ = ["draw_convergence", "draw_gradients", "draw_start", "epoch_means"]
 
 TITLES = {"nesterov": "Nesterov momentum", "adam": "Adam"}
 
@@ -41,6 +41,26 @@ def draw_gradients(rows: Sequence[Mapping[str, Any]], path: Path) -> Path:
         ax.set_yscale("log")
         ax.set_ylabel("gradient of the first layer, RMS")
         ax.legend(frameon=False, fontsize="small", title="init, rate", title_fontsize="small")
+    return draw.save(figure, path)
+
+
+def draw_start(rows: Sequence[Mapping[str, Any]], path: Path) -> Path:
+    """Draw two panels: E z² by layer before training, with dropout on and with dropout off."""
+    figure = draw.figure(9.2, 3.2)
+    starts = {row["init"]: row["start"] for row in rows if row["start"]}  # the same for every optimiser
+    for ax, mode in zip(figure.subplots(1, 2, sharey=True), ("on", "off"), strict=True):
+        for init, start in starts.items():
+            second = _numbers(start[mode])
+            colour = draw.COLOURS[INITS.index(init)]
+            ax.plot(range(1, len(second) + 1), second, color=colour, marker=".", linewidth=1.2, label=NAMES[init])
+        ax.axhline(1, color="0.8", linewidth=0.8, zorder=0)
+        ax.set_yscale("log")
+        ax.set_title(f"before training, dropout {mode}", fontsize="medium")
+        ax.set_xlabel("layer")
+        ax.spines[["top", "right"]].set_visible(False)
+    figure.axes[0].set_ylabel("E z²")
+    if starts:
+        figure.axes[1].legend(frameon=False, fontsize="small")
     return draw.save(figure, path)
 
 

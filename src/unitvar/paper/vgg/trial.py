@@ -12,11 +12,13 @@ from torch import Tensor, nn
 
 from unitvar.initialize import initialize_
 from unitvar.paper import data, models, record
+from unitvar.paper.models import drop_
 from unitvar.paper.schedule import Schedule
 from unitvar.paper.train import evaluate, seeded, train
 from unitvar.paper.training import laps, passed
+from unitvar.stochastic import evaluating
 
-__all__ = ["INITS", "NAMES", "POINTS", "Trial", "initialise_", "run_trial"]
+__all__ = ["INITS", "NAMES", "POINTS", "Trial", "initialise_", "run_trial", "signals"]
 
 NAMES = {"paper": "paper", "he": "He", "plan": "ours, plan", "measured": "ours, measured"}
 INITS = tuple(NAMES)
@@ -98,6 +100,25 @@ def network(trial: Trial, example: Tensor) -> nn.Sequential:
     return models.quicken_(model).to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
 
 
+@torch.no_grad()
+def signals(model: nn.Sequential, images: Tensor, *, seed: int) -> dict[str, list[float | None]]:
+    """Return E z² of what each weight puts out, by depth, with dropout on as in training, and off as in testing."""
+    seen: list[float] = []
+    weighted = [module for module in model if isinstance(module, (nn.Conv2d, nn.Linear))]
+    hooks = [m.register_forward_hook(lambda _, __, out: seen.append(out.square().mean().item())) for m in weighted]
+    try:
+        with evaluating(model):
+            model(images)
+            off = record.rounded(seen)
+            seen.clear()
+            with seeded(seed):
+                drop_(model)(images)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return {"on": record.rounded(seen), "off": off}
+
+
 def schedule(trial: Trial) -> Schedule:
     """Return the paper's schedule, drops after two thirds and five sixths, at any length."""
     return Schedule(
@@ -131,13 +152,14 @@ def run_trial(
         compiled: whether to compile the network first.
 
     Returns:
-        Training loss and the root mean square of the first layer's gradient at POINTS points an epoch; error and log
-        loss on the validation and the test set after each epoch, and on the validation set with dropout left on at the
-        end; where training diverged, or None.
+        E z² by layer at the start, with dropout on and off; training loss and the root mean square of the first layer's
+        gradient at POINTS points an epoch; error and log loss on the validation and the test set after each epoch, and
+        on the validation set with dropout left on at the end; where training diverged, or None.
     """
     training, validation, test = (part.to(device) for part in load(trial, data_dir))
     with seeded(trial.seed):
         model = network(trial, training.images[:256].cpu()).to(device)
+    start = signals(model, training.images[:256], seed=trial.seed)
     notes: dict[str, Any] = {"gradient": [], "validation": [], "test": []}
     first = next(m for m in model if isinstance(m, nn.Conv2d))
     lap = laps(notes)
@@ -167,6 +189,7 @@ def run_trial(
         noisy = evaluate(model, validation, dropout=True) if curve.diverged is None else None
     lap()
     return {
+        "start": start,
         "curve": {"training": record.rounded(curve.training), "gradient": record.rounded(notes["gradient"])},
         "validation": [record.finite(found) for found in notes["validation"]],
         "test": [record.finite(found) for found in notes["test"]],
