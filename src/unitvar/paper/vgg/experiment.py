@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar, Literal
 
 import torch
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -203,7 +204,7 @@ class Vgg(Training):
 
 def table(rows: Sequence[Mapping[str, Any]], title: str) -> Table:
     """Lay out the rows of a summary."""
-    drawn = Table(title=title, title_justify="left")
+    drawn = Table(title=title, title_justify="left", box=box.SIMPLE, pad_edge=False)
     for head in ("optimiser", "init"):
         drawn.add_column(head)
     for head in ("rates that learn", "tuned rate", "seeds", "test error, %"):
