@@ -47,7 +47,7 @@ def draw_gradients(rows: Sequence[Mapping[str, Any]], path: Path) -> Path:
 def draw_start(rows: Sequence[Mapping[str, Any]], path: Path) -> Path:
     """Draw two panels: E z² by layer before training, with dropout on and with dropout off."""
     figure = draw.figure(9.2, 3.2)
-    starts = {row["init"]: row["start"] for row in rows if row["start"]}  # the same for every optimiser
+    starts = {row["init"]: row["start"] for row in rows if row["start"]}  # no matter which optimiser follows
     for ax, mode in zip(figure.subplots(1, 2, sharey=True), ("on", "off"), strict=True):
         for init, start in starts.items():
             second = _numbers(start[mode])
