@@ -18,7 +18,6 @@ from torch import Tensor, nn
 import unitvar
 from tests import zoo
 from unitvar import init
-from unitvar.initialize import fill
 from unitvar.paper.zoo import convolutional
 from unitvar.paper.zoo.experiment import measured
 
@@ -741,21 +740,3 @@ def test_a_plan_does_not_keep_the_model_alive(method: str) -> None:
     finally:
         gc.enable()
     assert len(plan) == 3
-
-
-@pytest.mark.parametrize("method", ["analytic", "measured"])
-def test_an_interrupt_in_the_middle_leaves_every_weight(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
-    before = [p.detach().clone() for p in model.parameters()]
-    draw, calls = fill._FILL["sphere"], []
-
-    def interrupted(*args: object, **kwargs: object) -> Tensor:
-        calls.append(args)
-        if len(calls) == 2:
-            raise KeyboardInterrupt
-        return draw(*args, **kwargs)
-
-    monkeypatch.setitem(fill._FILL, "sphere", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        unitvar.initialize_(model, torch.randn(4, 8), method=method)
-    assert all(torch.equal(p, old) for p, old in zip(model.parameters(), before, strict=True))

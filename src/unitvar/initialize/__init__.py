@@ -85,8 +85,11 @@ def initialize_(
 ) -> Plan:
     """Fill every weight of a model, scaled for what reaches it, and zero the biases of those layers.
 
-    Norms, embeddings, frozen and parametrised weights stay as they are; the plan says so. If anything fails, nothing
-    has changed.
+    Norms, embeddings, frozen and parametrised weights stay as they are; the plan says so.
+
+    If planning or ``method="measured"`` fails, nothing has changed. Filling keeps no copy of the weights. An interrupt
+    (Ctrl-C) that comes meanwhile waits until all of them are filled; should memory run out, a note on the error says
+    which weights are filled.
 
     Args:
         model: as in :func:`plan`, changed in place.
@@ -124,15 +127,19 @@ def initialize_(
     with torch.inference_mode(False), lazy_on_failure(model):
         _materialise(model, example)
         made = planned(model, example, options)
-        parameters = dict(model.named_parameters())
-        touched = [parameters[n] for layer in made.layers for n in (layer.name, *layer.biases)]
-        with fill.kept_on_failure(touched, generator):
-            fill.fill(model, made, generator)
-            if method == "analytic":
-                return made
-            factors = measured.rescale(model, example, made)
-        scaled = (replace(x, scale=x.scale * factors.get(x.name, 1.0)) for x in made.layers)
-        return replace(made, layers=tuple(scaled))
+        if method == "measured":
+            parameters = dict(model.named_parameters())
+            touched = [parameters[n] for layer in made.layers for n in (layer.name, *layer.biases)]
+            with fill.kept_on_failure(touched, generator):
+                if (interrupt := fill.fill(model, made, generator)) is not None:
+                    raise interrupt
+                factors = measured.rescale(model, example, made)
+            scaled = (replace(x, scale=x.scale * factors.get(x.name, 1.0)) for x in made.layers)
+            return replace(made, layers=tuple(scaled))
+        interrupt = fill.fill(model, made, generator)
+    if interrupt is not None:  # here, where lazy layers keep what they were filled with
+        raise interrupt
+    return made
 
 
 def _materialise(model: nn.Module, example: Any) -> None:
