@@ -5,7 +5,7 @@ BIN := .venv/bin
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: reproduce test check bench clean
+.PHONY: reproduce test fuzz check bench clean
 
 # Not into results/, which holds the trials of our own runs: a sweep would take those for its own and skip them.
 reproduce: .venv/installed  ## every table and figure of the paper, on embedded data, into reproduced/
@@ -13,6 +13,9 @@ reproduce: .venv/installed  ## every table and figure of the paper, on embedded 
 
 test: .venv/installed  ## the test suite
 	$(BIN)/python -m pytest
+
+fuzz: .venv/installed  ## 1,000 random networks: what flows against what was predicted
+	$(BIN)/python -m tests.composition.fuzz --graphs 1000
 
 check: .venv/installed  ## format, lint and types
 	$(BIN)/ruff format --check .
