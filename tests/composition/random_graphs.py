@@ -62,7 +62,7 @@ IMAGE = (
 )  # fmt: skip
 TOKENS = (
     "linear", "linear", "linear", "layer_norm", "rms_norm", "activation", "activation", "activation", "dropout", "add",
-    "add", "cat", "mul", "gate", "glu", "attention", "attention", "module_attention", "mixer", "average", "image",
+    "add", "cat", "mul", "gate", "glu", "attention", "attention", "module_attention", "mixer", "context", "image",
 )  # fmt: skip
 
 
@@ -210,6 +210,17 @@ class Excite(nn.Module):
         return x * gate[:, :, None, None]
 
 
+class Context(nn.Module):
+    """A linear layer of the tokens' average, added to each of them."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.linear(x.mean(1, keepdim=True))
+
+
 class Mixer(nn.Module):
     """A linear layer across tokens."""
 
@@ -247,6 +258,7 @@ MODULES: dict[str, Callable[..., nn.Module]] = {
     "attention": Attention,
     "module_attention": Packed,
     "excite": Excite,
+    "context": Context,
     "mixer": Mixer,
     "glu": Halves,
     "max_pool": lambda: nn.MaxPool2d(2),
@@ -259,7 +271,6 @@ FUNCTIONS: dict[str, Callable[..., Tensor]] = {
     "cat": lambda x, y: torch.cat((x, y), 1 if x.dim() == 4 else -1),
     "tokens": lambda x: x.flatten(2).mT,
     "image": lambda x, side: x.mT.unflatten(-1, (side, side)),
-    "average": lambda x, _: x + x.mean(1, keepdim=True),
 }
 
 
