@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import unitvar
-from tests.composition.spelling import assert_as_predicted, second_moments, white
+from tests.composition.spelling import assert_as_predicted, assert_ones, second_moments, white
 
 WIDTH, STEPS = 96, 6
 
@@ -94,3 +95,18 @@ def test_what_follows_an_lstm_is_what_was_predicted(build: Callable[[], nn.Modul
 def test_the_gates_of_a_written_lstm_are_what_was_predicted() -> None:
     """Within 10 %: one scale serves all steps, while the state grows over them."""
     assert_as_predicted(Equations, white(16, STEPS, WIDTH), tolerance=0.1, draws=8)
+
+
+@pytest.mark.filterwarnings("ignore:LSTM with projections")
+@pytest.mark.parametrize(
+    "options", [{}, {"proj_size": 48}, {"num_layers": 2}], ids=["plain", "projected", "two layers"]
+)
+def test_measure_predicts_the_gates_of_an_lstm_as_torch_leaves_it(options: dict[str, int]) -> None:
+    """Within 15 %: one number predicts all steps. The weights are torch's own: their states are far from unit."""
+    found: defaultdict[str, list[float]] = defaultdict(list)
+    for _ in range(5):
+        for layer in unitvar.measure(Layer(**options), torch.randn(16, STEPS, WIDTH), runs=1):
+            assert layer.variance is not None
+            assert layer.predicted_variance is not None, layer.label
+            found[layer.label].append(layer.variance / layer.predicted_variance)
+    assert_ones({name: torch.tensor(values) for name, values in found.items()}, tolerance=0.15)
