@@ -8,6 +8,16 @@ from tests import zoo
 from unitvar.paper.zoo.experiment import row
 
 FAMILIES = {**zoo.PLAIN, **zoo.OTHER}
+NOT_YET = {
+    family: pytest.mark.xfail(reason=reason)
+    for family, reason in {
+        "XCiT": "attention between channels is given what positions share, and the class token what all tokens have",
+        "LeViT": "BatchNorm is taken to remove what the positions of one example share",
+        "MobileViT": "what positions share is lost where a feature map is unfolded to tokens",
+        "Swin v2": "a mask of 0 and -100 is taken for scores that vary",
+        "NF-ResNet": "the rows of a standardised kernel sum to zero, and so remove the mean before it",
+    }.items()
+}
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -24,10 +34,17 @@ def test_predicted_is_measured_in_transformers(family: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("family", [*FAMILIES, *zoo.HUGGING_FACE])
+@pytest.mark.parametrize("family", [pytest.param(f, marks=NOT_YET.get(f, ())) for f in zoo.TIMM])
+def test_predicted_is_measured_in_timm(family: str) -> None:
+    found = row(family, zoo.TIMM[family], draws=24)  # a gate is nearly the same for all examples: few numbers a draw
+    assert found.near / found.measured >= 0.97, found
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("family", [*FAMILIES, *zoo.HUGGING_FACE, *zoo.TIMM])
 def test_no_weight_is_skipped_in_silence(family: str) -> None:
     torch.manual_seed(0)
-    model, example = {**FAMILIES, **zoo.HUGGING_FACE}[family]()
+    model, example = {**FAMILIES, **zoo.HUGGING_FACE, **zoo.TIMM}[family]()
     plan = unitvar.plan(model, example)
     weights = {n for n, p in model.named_parameters(remove_duplicate=False) if p.dim() > 1}
     assert weights == set(plan.skipped) | {layer.name for layer in plan}

@@ -1,5 +1,6 @@
 """The zoo: sizes are the published ones, and what is measured is what a hook sees."""
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 from rich.console import Console
 from torch import nn
 
-from unitvar.paper.zoo import PLAIN, convolutional, experiment, sequence
+from unitvar.paper.zoo import PLAIN, convolutional, experiment, sequence, timm_models
 
 
 @pytest.mark.parametrize(
@@ -17,6 +18,15 @@ from unitvar.paper.zoo import PLAIN, convolutional, experiment, sequence
         pytest.param(convolutional.convnext, 28.589, id="ConvNeXt-T"),
         pytest.param(convolutional.vgg, 14.98, id="the paper's VGG"),
         pytest.param(sequence.mixer, 18.5, id="Mixer-S/16"),
+        pytest.param(timm_models.efficientnet, 5.289, id="EfficientNet-B0"),
+        pytest.param(timm_models.maxvit, 30.92, id="MaxViT-T"),
+        pytest.param(timm_models.xcit, 3.05, id="XCiT-N12/16"),
+        pytest.param(timm_models.levit, 7.78, id="LeViT-128S"),
+        pytest.param(timm_models.mobilevit, 5.58, id="MobileViT-S"),
+        pytest.param(timm_models.swin_v2, 28.35, id="Swin-v2-T"),
+        pytest.param(timm_models.nf_resnet, 25.557, id="NF-ResNet-50"),
+        pytest.param(timm_models.cait, 11.96, id="CaiT-XXS-24"),
+        pytest.param(timm_models.poolformer, 11.92, id="PoolFormer-S12"),
     ],
 )
 def test_real_sizes_are_the_published_ones(make: experiment.Family, millions: float) -> None:
@@ -55,7 +65,28 @@ def test_the_command_saves_its_table(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(experiment, "PLAIN", {"MLP": PLAIN["MLP"]})
     monkeypatch.setattr(experiment, "ATTENDING", {})
     monkeypatch.setattr(experiment, "HUGGING_FACE", {})
+    monkeypatch.setattr(experiment, "TIMM", {})
     console = Console(record=True, width=100)
     experiment.Zoo(out=tmp_path, draws=1, small=True).run(console)
     assert "7 of 7" in console.export_text()
     assert (tmp_path / "zoo.json").exists()
+
+
+@pytest.mark.parametrize("package", ["transformers", "timm"])
+def test_families_of_a_missing_package_are_left_out_with_a_line(
+    package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(experiment, "PLAIN", {"MLP": PLAIN["MLP"]})
+    for families in ("ATTENDING", "HUGGING_FACE", "TIMM"):
+        monkeypatch.setattr(experiment, families, {})
+    monkeypatch.setattr(experiment, {"transformers": "HUGGING_FACE", "timm": "TIMM"}[package], {"Absent": PLAIN["MLP"]})
+    monkeypatch.setattr(experiment.importlib.util, "find_spec", lambda name: None if name == package else object())
+    console = Console(record=True, width=100)
+    experiment.Zoo(out=tmp_path, draws=1, small=True).run(console)
+    assert f"Without {package} there is no Absent: pip install {package}" in console.export_text()
+
+
+def test_timm_leaves_no_stand_in_for_torchvision_behind() -> None:
+    timm_models.poolformer(small=True)
+    stand_ins = [n for n, m in sys.modules.items() if n.startswith("torchvision") and not hasattr(m, "__file__")]
+    assert not stand_ins

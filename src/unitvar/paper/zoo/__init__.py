@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from unitvar.paper.zoo import convolutional, huggingface, sequence
+from unitvar.paper.zoo import convolutional, huggingface, sequence, timm_models
 from unitvar.paper.zoo.convolutional import Model
 
-__all__ = ["ATTENDING", "HUGGING_FACE", "PLAIN", "Family"]
+__all__ = ["ATTENDING", "HUGGING_FACE", "PLAIN", "TIMM", "Family"]
 
 Family = Callable[[], Model]
 
@@ -53,3 +53,21 @@ HUGGING_FACE: dict[str, tuple[Family, Family]] = {
     }.items()
 }
 """Models of `transformers`, likewise."""
+
+TIMM: dict[str, tuple[Family, Family]] = {
+    name: (make, partial(make, small=True))
+    for name, make in {
+        "EfficientNet": timm_models.efficientnet,
+        "RegNetY": timm_models.regnet,
+        "MaxViT": timm_models.maxvit,
+        "XCiT": timm_models.xcit,
+        "LeViT": timm_models.levit,
+        "MobileViT": timm_models.mobilevit,
+        "Swin v2": timm_models.swin_v2,
+        "NF-ResNet": timm_models.nf_resnet,
+        "ConvNeXt v2": timm_models.convnext_v2,
+        "CaiT": timm_models.cait,
+        "PoolFormer": timm_models.poolformer,
+    }.items()
+}
+"""Models of `timm`, likewise."""

@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import unitvar
 from unitvar.paper import record
-from unitvar.paper.zoo import ATTENDING, HUGGING_FACE, PLAIN, Family
+from unitvar.paper.zoo import ATTENDING, HUGGING_FACE, PLAIN, TIMM, Family
 from unitvar.rules import RULES
 from unitvar.trace import trace
 from unitvar.trace.graph import op_of
@@ -139,10 +139,11 @@ class Zoo:
     def run(self, console: Console) -> None:
         """Measure, print and save."""
         families = {**PLAIN, **ATTENDING}
-        if importlib.util.find_spec("transformers") is not None:
-            families |= HUGGING_FACE
-        else:
-            console.print(f"Without transformers there is no {', '.join(HUGGING_FACE)}: pip install transformers")
+        for package, made in {"transformers": HUGGING_FACE, "timm": TIMM}.items():
+            if importlib.util.find_spec(package) is not None:
+                families |= made
+            else:
+                console.print(f"Without {package} there is no {', '.join(made)}: pip install {package}")
         rows = [
             row(name, families[name][self.small], draws=self.draws)
             for name in track(families, "zoo", console=console, transient=True)
