@@ -12,7 +12,7 @@ NOT_YET = {
     family: pytest.mark.xfail(reason=reason)
     for family, reason in {
         "XCiT": "attention between channels is given what positions share, and the class token what all tokens have",
-        "LeViT": "BatchNorm is taken to remove what the positions of one example share",
+        "LeViT": "BatchNorm is taken to remove what positions share, and attention not to lean towards its query",
         "MobileViT": "what positions share is lost where a feature map is unfolded to tokens",
         "Swin v2": "a mask of 0 and -100 is taken for scores that vary",
         "NF-ResNet": "the rows of a standardised kernel sum to zero, and so remove the mean before it",
