@@ -15,8 +15,8 @@ from torch import nn
 
 import unitvar
 from interleaved import RESULTS, interleave, ratio, show
-from unitvar.paper import record
-from unitvar.paper.zoo.convolutional import resnet
+from unitvar_reproduction import record
+from zoo.convolutional import resnet
 
 LIMITS = {"plan": 2.0, "initialize_": 3.5}
 

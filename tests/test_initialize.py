@@ -19,8 +19,8 @@ import unitvar
 from tests import zoo
 from unitvar import init
 from unitvar.initialize import fill
-from unitvar.paper.zoo import convolutional
-from unitvar.paper.zoo.experiment import measured
+from unitvar_reproduction.experiments.zoo import measured
+from zoo import convolutional
 
 ACTIVATIONS = {"relu": nn.ReLU, "tanh": nn.Tanh, "elu": nn.ELU, "gelu": nn.GELU, "silu": nn.SiLU, "selu": nn.SELU}
 

@@ -17,6 +17,9 @@ import torch
 import unitvar
 
 ROOT = Path(__file__).parent.parent
+MODULES = [  # unitvar.paper only says where it went
+    module.name for module in pkgutil.walk_packages(unitvar.__path__, "unitvar.") if module.name != "unitvar.paper"
+]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
@@ -34,7 +37,7 @@ def test_import_brings_nothing_that_torch_does_not() -> None:
     assert packages <= sys.stdlib_module_names | {"numpy", "torch"}
 
 
-@pytest.mark.parametrize("module", [m.name for m in pkgutil.walk_packages(unitvar.__path__, "unitvar.")])
+@pytest.mark.parametrize("module", MODULES)
 def test_docstrings_run(module: str) -> None:
     found = importlib.import_module(module)
     results = doctest.testmod(found, extraglobs={"torch": torch})
@@ -57,7 +60,8 @@ def test_snippets_of_a_page_run(page: Path, tmp_path: Path) -> None:
             "\n".join(text for kind, text in fences if kind == "python"),
         ],
         cwd=tmp_path,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        # The zoo and the reproduction, as from a checkout.
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])},
         capture_output=True,
         text=True,
         check=False,

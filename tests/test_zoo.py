@@ -5,7 +5,7 @@ import torch
 
 import unitvar
 from tests import zoo
-from unitvar.paper.zoo.experiment import row
+from unitvar_reproduction.experiments.zoo import row
 
 FAMILIES = {**zoo.PLAIN, **zoo.OTHER}
 

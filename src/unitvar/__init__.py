@@ -6,11 +6,9 @@ After Hendrycks & Gimpel, *Adjusting for Dropout Variance in Batch Normalization
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from unitvar import init
-from unitvar.activations import ActivationMoments, activation_moments
-
 if TYPE_CHECKING:
-    from unitvar import plot
+    from unitvar import init, plot
+    from unitvar.activations import ActivationMoments, activation_moments
     from unitvar.batchnorm import BatchNormReport, reestimate_bn_, reestimated_bn
     from unitvar.flow import History, VarianceReport, measure, watch
     from unitvar.initialize import LayerPlan, Plan, initialize_, plan
@@ -38,17 +36,21 @@ __all__ = [
     "watch",
 ]
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
-# Where a name lives that is imported on first use, so that `import unitvar` stays cheap.
+# Where a name lives that is imported on first use: `unitvar --help` need not wait for torch, nor `import unitvar` for
+# what it does not use.
 _LATER = {
+    "ActivationMoments": "unitvar.activations",
     "BatchNormReport": "unitvar.batchnorm",
     "History": "unitvar.flow",
     "LayerPlan": "unitvar.initialize",
     "Moments": "unitvar.rules",
     "Plan": "unitvar.initialize",
     "VarianceReport": "unitvar.flow",
+    "activation_moments": "unitvar.activations",
     "dropout_off": "unitvar.stochastic",
+    "init": "unitvar",
     "initialize_": "unitvar.initialize",
     "measure": "unitvar.flow",
     "plan": "unitvar.initialize",
