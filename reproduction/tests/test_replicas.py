@@ -58,11 +58,13 @@ def test_two_processes_train_as_one_does(found: list[dict[str, Any]]) -> None:
 
 def test_the_command_trains_one_network_in_all_processes_and_writes_once(tmp_path: Path) -> None:
     write_svhn(write_cifar100(write_cifar10(tmp_path / "data", 12), 60), 60)
-    unitvar = [str(Path(sys.executable).with_name("unitvar")), "densenet"]
     sizes = ["--depth", "7", "--growth", "2", "--epochs", "2", "--images", "50", "--seeds", "1"]
     places = ["--data-dir", str(tmp_path / "data"), "--out", str(tmp_path / "out")]
     done = subprocess.run(
-        [*TORCHRUN, "--no-python", *unitvar, *sizes, *places], capture_output=True, text=True, check=False
+        [*TORCHRUN, "-m", "unitvar_reproduction", "densenet", *sizes, *places],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.count("Saved") == 2  # the summary and a picture, once

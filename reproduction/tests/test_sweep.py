@@ -19,7 +19,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from unitvar_reproduction.sweep.run import Sweep, TrialError, checkpoint_path, forget_checkpoint, sweep, trial_path
+from unitvar_reproduction.sweep.run import TrialError, checkpoint_path, forget_checkpoint, sweep, trial_path
+from unitvar_reproduction.sweep.view import SweepView
 
 QUIET = Console(quiet=True)
 
@@ -248,7 +249,7 @@ class Screen(io.StringIO):
 def test_a_terminal_shows_what_runs_and_what_is_left(tmp_path: Path) -> None:
     """Trial 1 ends only when all of it has been shown, so that what is never shown fails it."""
     gates = opened(tmp_path / "gates", 0, 2)
-    screen = Screen(("running", "x 1", "1 of 3 done, 1 waiting", "s to go"), tmp_path / "gates" / "1")
+    screen = Screen(("running", "x 1", "1 of 3 done, 1 pending", "s to go"), tmp_path / "gates" / "1")
     console = Console(file=screen, width=80, force_terminal=True)
     configs = [Square(x, str(tmp_path / "log"), gates) for x in range(3)]
     found = sweep(square, configs, tmp_path / "trials", console, label="squares", workers=1)
@@ -256,7 +257,7 @@ def test_a_terminal_shows_what_runs_and_what_is_left(tmp_path: Path) -> None:
 
 
 def test_the_time_to_go_counts_what_runs_and_what_waits() -> None:
-    progress = Sweep("a", [Square(x, "") for x in range(10)], done=4)
+    progress = SweepView("a", [Square(x, "") for x in range(10)], done=4)
     progress._seconds = [3600.0, 7200.0]
     progress.size = 2
     now = time.monotonic()
@@ -323,5 +324,5 @@ def test_trials_on_gpus_ask_ray_for_one_each(tmp_path: Path, monkeypatch: pytest
 
 def test_without_ray_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(ValueError, match=r"pip install 'unitvar\[ray\]'"):
+    with pytest.raises(ValueError, match=r"pip install './reproduction\[ray\]'"):
         sweep(square, [Square(1, str(tmp_path / "log"))], tmp_path / "trials", QUIET, label="squares", ray="auto")

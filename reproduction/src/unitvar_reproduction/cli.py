@@ -16,11 +16,11 @@ _DESCRIPTION = "Hendrycks & Gimpel on dropout variance: every table and figure o
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one subcommand; return the exit status."""
-    import rich.console
     import tyro
 
     from unitvar_reproduction.arguments import check
     from unitvar_reproduction.commands import COMMANDS
+    from unitvar_reproduction.progress import LogConsole
     from unitvar_reproduction.sweep.run import TrialError
     from unitvar_reproduction.training.replicas import joined, launched
 
@@ -31,12 +31,16 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         check(command)
         if not launched():
-            command.run(rich.console.Console())
+            console = LogConsole()
+            with console.alive():
+                command.run(console)
         elif not getattr(command, "parallel", False):
             raise ValueError(f"{type(command).__name__.lower()} does not train in parallel; run it without torchrun.")
         else:
             with joined() as place:
-                command.run(rich.console.Console(quiet=not place.first))
+                console = LogConsole(quiet=not place.first)
+                with console.alive():
+                    command.run(console)
     except (ValueError, TypeError, OSError, TrialError) as error:
         sys.stderr.write(_wrapped(f"unitvar-paper: {error}\n"))
         return 2

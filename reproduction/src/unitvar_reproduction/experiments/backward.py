@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import track
 from rich.table import Table
 
 from unitvar.activations import activation_moments
@@ -25,6 +24,7 @@ from unitvar.activations.names import canonical
 from unitvar_reproduction import figures, record
 from unitvar_reproduction.experiments.forward import KEEPS, OTHERS
 from unitvar_reproduction.experiments.synthetic import SHOWN, Histogram, bare_mask, errors, feed, growth
+from unitvar_reproduction.progress import steps
 
 __all__ = ["Backward"]
 
@@ -50,10 +50,10 @@ class Backward:
         """Measure, print, draw and save."""
         names = [*map(canonical, self.activations)]
         settings = [*itertools.product(KEEPS, INITS)]
-        shown = track(settings, "backward", console=console, transient=True)
+        shown = steps(settings, "backward", console)
         rows = [row for keep, init in shown for row in self._measure(keep, init)]
         rows.sort(key=lambda row: (-row["keep"], -CONVENTIONS.index(row["convention"])))
-        others = [self._other(name) for name in track(names, "others", console=console, transient=True)]
+        others = [self._other(name) for name in steps(names, "others", console)]
         console.print(_table(rows, self.seeds))
         console.print(_others_table(others))
         payload = {

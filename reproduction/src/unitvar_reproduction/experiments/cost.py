@@ -15,12 +15,12 @@ from typing import Annotated
 
 import torch
 from rich.console import Console
-from rich.progress import track
 from rich.table import Table
 from torch import Tensor, nn
 
 from unitvar_reproduction import networks, record
 from unitvar_reproduction.arguments import AtLeast
+from unitvar_reproduction.progress import steps
 
 __all__ = ["Cost"]
 
@@ -50,7 +50,7 @@ class Cost:
 
     def run(self, console: Console) -> None:
         """Measure, print and save."""
-        networks = {
+        cases = {
             "8 layers of 256, batch 64": (
                 [networks.mlp(784, 0.5, batchnorm=norm, width=256, hidden=7) for norm in (True, False)],
                 torch.randn(64, 784),
@@ -61,7 +61,7 @@ class Cost:
         threads = torch.get_num_threads()
         torch.set_num_threads(1)
         try:
-            for name, (pair, batch) in networks.items():
+            for name, (pair, batch) in cases.items():
                 for training in (True, False):
                     ratios = self._ratios([m.train(training) for m in pair], batch, console)
                     low, middle, high = statistics.quantiles(ratios, n=4)
@@ -85,7 +85,7 @@ class Cost:
     def _ratios(self, pair: list[nn.Sequential], batch: Tensor, console: Console) -> list[float]:
         """Time the two in turn, once to warm up."""
         ratios = []
-        for i in track(range(self.rounds + 1), "cost", console=console, transient=True):
+        for i in steps(range(self.rounds + 1), "cost", console):
             seconds = []
             for model in pair:
                 start = time.perf_counter()

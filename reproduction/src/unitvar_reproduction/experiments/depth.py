@@ -16,13 +16,13 @@ from pathlib import Path
 
 import torch
 from rich.console import Console
-from rich.progress import track
 from rich.table import Table
 from torch import Tensor, nn
 
 import unitvar
 from unitvar import plot
 from unitvar_reproduction import record
+from unitvar_reproduction.progress import steps
 
 __all__ = ["CASES", "FILLS", "Case", "Depth", "chain", "second_moments"]
 
@@ -117,7 +117,7 @@ class Depth:
     def run(self, console: Console) -> None:
         """Measure, print, draw and save."""
         trials: dict[Case, dict[str, list[list[float]]]] = {}
-        for case in track(CASES, "depth", console=console, transient=True):
+        for case in steps(CASES, "depth", console):
             trials[case] = {fill: [self._trial(case, fill, seed) for seed in range(self.seeds)] for fill in FILLS}
         console.print(self._table(trials))
         rows = [

@@ -18,7 +18,6 @@ from typing import Any, Literal
 
 import torch
 from rich.console import Console
-from rich.progress import track
 from rich.table import Table
 from torch import Tensor, nn
 
@@ -26,6 +25,7 @@ from unitvar.activations import activation_moments
 from unitvar_reproduction import data, figures, record
 from unitvar_reproduction.experiments.comparison import NAMES
 from unitvar_reproduction.experiments.mlp import Trial, network
+from unitvar_reproduction.progress import steps
 from unitvar_reproduction.training.loop import seeded
 
 __all__ = ["Factors", "layer_factors"]
@@ -75,7 +75,7 @@ class Factors:
         images = {"raw": raw, "standardised": data.standardised(raw)[0]}
         settings = [*itertools.product(ACTIVATIONS, KEEPS, INPUTS, INITS)]
         rows = []
-        for activation, keep, inputs, init in track(settings, "factors", console=console, transient=True):
+        for activation, keep, inputs, init in steps(settings, "factors", console):
             trial = Trial(self.dataset, activation, keep, init, 0.0, 0, inputs=inputs)
             layers = [self._measure(replace(trial, seed=s), images[inputs]) for s in range(self.seeds)]
             means = [

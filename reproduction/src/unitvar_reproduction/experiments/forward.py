@@ -16,13 +16,13 @@ from typing import Any
 
 import torch
 from rich.console import Console
-from rich.progress import track
 from rich.table import Table
 
 from unitvar.activations import activation_moments
 from unitvar.activations.names import canonical
 from unitvar_reproduction import figures, record
 from unitvar_reproduction.experiments.synthetic import SHOWN, Histogram, feed, growth
+from unitvar_reproduction.progress import steps
 
 __all__ = ["KEEPS", "OTHERS", "Forward"]
 
@@ -52,9 +52,9 @@ class Forward:
         """Measure, print, draw and save."""
         names = [*map(canonical, self.activations)]
         settings = [*itertools.product(KEEPS, INITS)]
-        relu = [self._relu(keep, init) for keep, init in track(settings, "forward", console=console, transient=True)]
+        relu = [self._relu(keep, init) for keep, init in steps(settings, "forward", console)]
         pairs = [*itertools.product(names, KEEPS)]
-        others = [self._other(name, keep) for name, keep in track(pairs, "others", console=console, transient=True)]
+        others = [self._other(name, keep) for name, keep in steps(pairs, "others", console)]
         console.print(_table(relu, self.seeds))
         console.print(_others_table(others))
         payload = {

@@ -16,7 +16,6 @@ from typing import Annotated, Any
 
 import torch
 from rich.console import Console
-from rich.progress import track
 from rich.table import Table
 from torch import Tensor, nn
 
@@ -25,6 +24,7 @@ from unitvar import plot
 from unitvar.flow import History, VarianceReport
 from unitvar_reproduction import data, record
 from unitvar_reproduction.arguments import AtLeast
+from unitvar_reproduction.progress import steps
 from unitvar_reproduction.training.loop import Schedule, evaluate, train
 
 __all__ = ["FILLS", "Healthy", "network"]
@@ -99,7 +99,7 @@ class Healthy:
         """Measure, train, print, draw and save."""
         reports = {fill: self._measured(fill) for fill in FILLS}
         cases = [(fill, rate, seed) for fill in FILLS for rate in self.rates for seed in range(self.seeds)]
-        trials = [self._trained(*case) for case in track(cases, "healthy", console=console, transient=True)]
+        trials = [self._trained(*case) for case in steps(cases, "healthy", console)]
         best = {fill: self._best([t for t in trials if t.fill == fill]) for fill in FILLS}
         for fill, report in reports.items():
             console.print(f"{fill}: {report.verdict}", markup=False, highlight=False)

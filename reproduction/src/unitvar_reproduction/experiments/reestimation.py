@@ -182,10 +182,10 @@ def _table(network: str, rows: list[dict[str, Any]], experiment: Reestimation) -
 def _draw(rows: list[dict[str, Any]], path: Path) -> Path:
     from matplotlib.figure import Figure
 
-    networks = list(dict.fromkeys(row["network"] for row in rows))
+    kinds = list(dict.fromkeys(row["network"] for row in rows))
     figure = Figure(figsize=(9, 3.6), layout="constrained", dpi=150)
-    axes = figure.subplots(1, len(networks), squeeze=False)[0]
-    for ax, network in zip(axes, networks, strict=True):
+    axes = figure.subplots(1, len(kinds), squeeze=False)[0]
+    for ax, network in zip(axes, kinds, strict=True):
         for offset, (moment, marker, colour) in enumerate((("halfway", "o", "#0072B2"), ("end", "s", "#D55E00"))):
             chosen = [row for row in rows if row["network"] == network and row["moment"] == moment]
             ax.errorbar(

@@ -14,13 +14,13 @@ from pathlib import Path
 
 import torch
 from rich.console import Console
-from rich.progress import track
 from rich.table import Table
 
 from unitvar import plot
 from unitvar.activations import NAMES, activation_moments
 from unitvar.init import gain, sphere_
 from unitvar_reproduction import record
+from unitvar_reproduction.progress import steps
 
 __all__ = ["Stability", "mean_field", "measured"]
 
@@ -80,7 +80,7 @@ class Stability:
         sizes = {"width": self.width, "depth": self.depth, "examples": self.examples}
         runs = {
             name: [measured(name, seed=seed, **sizes) for seed in range(self.seeds)]
-            for name in track(names, "stability", console=console, transient=True)
+            for name in steps(names, "stability", console)
         }
         trials = {name: [q for q, _ in runs[name]] for name in names}
         examples = {name: [percentiles for _, percentiles in runs[name]] for name in names}

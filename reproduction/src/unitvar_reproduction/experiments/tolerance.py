@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import track
 from rich.table import Table
 
 from unitvar.batchnorm import BatchNormReport, reestimated_bn
 from unitvar_reproduction import data, networks, record
+from unitvar_reproduction.progress import steps
 from unitvar_reproduction.statistics import Estimate, estimate
 from unitvar_reproduction.training.batchnorm import Batches
 from unitvar_reproduction.training.loop import Schedule, evaluate, seeded, train
@@ -68,7 +68,7 @@ class Tolerance:
             complete = evaluate(model, test)
         trials: list[dict[str, Any]] = []
         settings = [(t, s) for t in self.tolerances for s in range(1, self.shuffles + 1)]
-        for tolerance, seed in track(settings, "tolerance", console=console, transient=True):
+        for tolerance, seed in steps(settings, "tolerance", console):
             with reestimated_bn(model, Batches(everything, self.batch, seed), tolerance=tolerance) as report:
                 found = evaluate(model, test)
             trials.append(

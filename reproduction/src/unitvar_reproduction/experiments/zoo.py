@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from rich.console import Console
-from rich.progress import track
 from rich.table import Table
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -30,6 +29,7 @@ from unitvar.trace import trace
 from unitvar.trace.graph import op_of
 from unitvar.trace.run import call
 from unitvar_reproduction import record
+from unitvar_reproduction.progress import steps
 
 if TYPE_CHECKING:
     from zoo import Family
@@ -149,8 +149,7 @@ class Zoo:
         else:
             console.print(f"Without transformers there is no {', '.join(zoo.HUGGING_FACE)}: pip install transformers")
         rows = [
-            row(name, families[name][self.small], draws=self.draws)
-            for name in track(families, "zoo", console=console, transient=True)
+            row(name, families[name][self.small], draws=self.draws) for name in steps(list(families), "zoo", console)
         ]
         console.print(_table(rows))
         config = {"draws": self.draws, "small": self.small}

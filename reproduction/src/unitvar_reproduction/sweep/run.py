@@ -10,19 +10,16 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import BrokenExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
-from rich.console import Console, Group
-from rich.live import Live
-from rich.progress_bar import ProgressBar
-from rich.table import Table
-from rich.text import Text
+from rich.console import Console
 
 from unitvar_reproduction import record
 from unitvar_reproduction.sweep.pools import Pool, processes, ray_cluster, together
+from unitvar_reproduction.sweep.view import SweepView
 from unitvar_reproduction.training.replicas import replica
 
 __all__ = [
@@ -120,7 +117,7 @@ def sweep(
     if todo:
         most = workers or (os.cpu_count() if device == "cpu" else 1) or 1  # a GPU may have room for one
         size = min(most, len(todo))
-        progress = Sweep(label, configs, done=len(configs) - len(todo))
+        progress = SweepView(label, configs, done=len(configs) - len(todo))
         pool = together() if place.count > 1 else ray_cluster(ray, workers, device) if ray else processes(size)
         with pool as running, progress.shown(console):
             progress.size = running.size
@@ -132,7 +129,9 @@ def sweep(
     return finished(configs, folder)
 
 
-def _results(pool: Pool, measure: Callable[..., Any], todo: deque[Any], progress: Sweep) -> Iterator[tuple[Any, Any]]:
+def _results(
+    pool: Pool, measure: Callable[..., Any], todo: deque[Any], progress: SweepView
+) -> Iterator[tuple[Any, Any]]:
     """Give each trial and its result, as they come; raise for those that failed when the others are done."""
     failed: list[tuple[Any, Exception]] = []
     try:
@@ -178,85 +177,3 @@ def _measure(trial: Callable[[Any], Mapping[str, object]], ran: Mapping[str, obj
     found = dict(trial(config))
     environment = {**record.environment(), **ran, **found.pop("environment", {})}  # type: ignore[dict-item]
     return {"config": asdict(config), **found, "environment": environment}
-
-
-class Sweep:
-    """What of a sweep is done, runs and is left: a live table, or a line for each trial where there is no terminal."""
-
-    def __init__(self, label: str, configs: Sequence[Any], done: int) -> None:
-        self.label = label
-        self.total = len(configs)
-        self.done = done
-        self.failed = 0
-        self.size = 1
-        self.running: dict[Any, tuple[Any, float]] = {}
-        self._seconds: list[float] = []
-        settings = [asdict(config) for config in configs]
-        # What all trials have in common need not be said of each.
-        self._telling = [key for key in settings[0] if len({str(s[key]) for s in settings}) > 1]
-        self._live: Live | None = None
-        self._console: Console | None = None
-
-    @contextmanager
-    def shown(self, console: Console) -> Iterator[None]:
-        """Show the sweep for the length of a block."""
-        self._console = console
-        if not console.is_terminal:
-            yield
-            return
-        with Live(get_renderable=self._table, console=console, transient=True, refresh_per_second=2) as self._live:
-            yield
-
-    def finish(self, handle: Any) -> None:
-        """Note a trial that is done."""
-        config, start = self.running.pop(handle)
-        self.done += 1
-        self._seconds.append(time.monotonic() - start)
-        if self._live is None and self._console is not None:
-            togo = f", {self.to_go()} to go" if self.done < self.total else ""
-            self._console.print(f"{self.label}: {self.done} of {self.total} done{togo} ({self._name(config)})")
-
-    def drop(self, handle: Any) -> None:
-        """Note a trial that has failed."""
-        config, _ = self.running.pop(handle)
-        self.failed += 1
-        if self._live is None and self._console is not None:
-            self._console.print(f"{self.label}: one failed ({self._name(config)})")
-
-    def refresh(self) -> None:
-        """Redraw the table."""
-        if self._live is not None:
-            self._live.refresh()
-
-    def to_go(self) -> str:
-        """Estimate the time to go from the trials done so far."""
-        if not self._seconds:
-            return "?"
-        each = sum(self._seconds) / len(self._seconds)
-        begun = sum(max(0.0, each - (time.monotonic() - start)) for _, start in list(self.running.values()))
-        return _duration((begun + each * self.waiting) / self.size)
-
-    @property
-    def waiting(self) -> int:
-        """How many trials have not begun."""
-        return self.total - self.done - self.failed - len(self.running)
-
-    def _table(self) -> Group:
-        table = Table(title=self.label, title_justify="left", box=None)
-        for head in ("running", "for"):
-            table.add_column(head, justify="right" if head == "for" else "left")
-        for config, start in list(self.running.values()):  # another thread draws
-            table.add_row(self._name(config), _duration(time.monotonic() - start))
-        failed = f"{self.failed} failed, " if self.failed else ""
-        summary = f"{self.done} of {self.total} done, {failed}{self.waiting} waiting, {self.to_go()} to go"
-        return Group(table, Text(summary), ProgressBar(self.total, self.done, width=60))  # a bar ends no line
-
-    def _name(self, config: Any) -> str:
-        settings = asdict(config)
-        return ", ".join(f"{key} {settings[key]}" for key in self._telling) or type(config).__name__
-
-
-def _duration(seconds: float) -> str:
-    minutes, seconds = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes:02} min" if hours else f"{minutes} min {seconds:02} s" if minutes else f"{seconds} s"
