@@ -6,7 +6,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from unitvar.activations import activation_moments
+from unitvar import activation_moments
 from unitvar_reproduction.experiments import depth
 from unitvar_reproduction.experiments.depth import FILLS, Case, Depth, chain, second_moments
 

@@ -19,7 +19,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from unitvar.activations import activation_moments
+from unitvar import activation_moments
 from unitvar.activations.names import canonical
 from unitvar_reproduction import figures, record
 from unitvar_reproduction.experiments.forward import KEEPS, OTHERS

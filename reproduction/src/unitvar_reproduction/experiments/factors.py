@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
-from unitvar.activations import activation_moments
+from unitvar import activation_moments
 from unitvar_reproduction import data, figures, record
 from unitvar_reproduction.experiments.comparison import NAMES
 from unitvar_reproduction.experiments.mlp import Trial, network

@@ -18,7 +18,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from unitvar.activations import activation_moments
+from unitvar import activation_moments
 from unitvar.activations.names import canonical
 from unitvar_reproduction import figures, record
 from unitvar_reproduction.experiments.synthetic import SHOWN, Histogram, feed, growth

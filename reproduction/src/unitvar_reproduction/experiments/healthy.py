@@ -20,8 +20,7 @@ from rich.table import Table
 from torch import Tensor, nn
 
 import unitvar
-from unitvar import plot
-from unitvar.flow import History, VarianceReport
+from unitvar import History, VarianceReport, plot
 from unitvar_reproduction import data, record
 from unitvar_reproduction.arguments import AtLeast
 from unitvar_reproduction.progress import steps

@@ -20,7 +20,7 @@ from rich.table import Table
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, update_bn
 
-from unitvar.batchnorm import reestimated_bn
+from unitvar import reestimated_bn
 from unitvar_reproduction import data, networks, record
 from unitvar_reproduction.statistics import Estimate, estimate
 from unitvar_reproduction.sweep.run import sweep

@@ -16,8 +16,8 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from unitvar import plot
-from unitvar.activations import NAMES, activation_moments
+from unitvar import activation_moments, plot
+from unitvar.activations import NAMES
 from unitvar.init import gain, sphere_
 from unitvar_reproduction import record
 from unitvar_reproduction.progress import steps

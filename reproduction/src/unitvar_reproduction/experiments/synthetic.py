@@ -14,7 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from unitvar.activations import NAMES, activation_moments
+from unitvar import activation_moments
+from unitvar.activations import NAMES
 from unitvar.init import sphere_
 
 __all__ = ["INPUTS", "SHOWN", "SIZES", "Histogram", "Layer", "bare_mask", "errors", "feed", "growth", "weights"]

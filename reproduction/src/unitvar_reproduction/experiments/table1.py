@@ -13,7 +13,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from unitvar.activations import activation_moments
+from unitvar import activation_moments
 from unitvar_reproduction import record
 from unitvar_reproduction.values import TABLE1
 

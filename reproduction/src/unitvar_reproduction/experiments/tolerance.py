@@ -15,7 +15,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from unitvar.batchnorm import BatchNormReport, reestimated_bn
+from unitvar import BatchNormReport, reestimated_bn
 from unitvar_reproduction import data, networks, record
 from unitvar_reproduction.progress import steps
 from unitvar_reproduction.statistics import Estimate, estimate

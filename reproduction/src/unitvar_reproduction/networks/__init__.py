@@ -5,10 +5,11 @@ from unitvar_reproduction.networks.architectures import (
     DenseNet,
     Dropout,
     drop_,
+    evaluating,
     layers_a_block,
     mlp,
     quicken_,
     vgg,
 )
 
-__all__ = ["ACTIVATIONS", "DenseNet", "Dropout", "drop_", "layers_a_block", "mlp", "quicken_", "vgg"]
+__all__ = ["ACTIVATIONS", "DenseNet", "Dropout", "drop_", "evaluating", "layers_a_block", "mlp", "quicken_", "vgg"]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-__all__ = ["ACTIVATIONS", "DenseNet", "Dropout", "drop_", "layers_a_block", "mlp", "quicken_", "vgg"]
+__all__ = ["ACTIVATIONS", "DenseNet", "Dropout", "drop_", "evaluating", "layers_a_block", "mlp", "quicken_", "vgg"]
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {"tanh": nn.Tanh, "relu": nn.ReLU, "elu": nn.ELU, "gelu": nn.GELU}
 
@@ -110,6 +112,17 @@ def drop_(model: nn.Module) -> nn.Module:
         if isinstance(module, nn.Dropout):
             module.training = True
     return model
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[nn.Module]:
+    """Switch every module to evaluation, and put each flag back, whatever happens."""
+    flags = [(module, module.training) for module in model.modules()]
+    try:
+        yield model.eval()
+    finally:
+        for module, flag in flags:
+            module.training = flag
 
 
 def mlp(

@@ -7,8 +7,8 @@ import math
 import torch
 from torch import Tensor, nn
 
+from unitvar import initialize_
 from unitvar.init import sphere_
-from unitvar.initialize import initialize_
 from unitvar_reproduction.values import TABLE1
 
 __all__ = ["INITS", "initialise_"]

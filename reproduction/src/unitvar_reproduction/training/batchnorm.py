@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from unitvar.batchnorm import reestimated_bn
+from unitvar import reestimated_bn
 from unitvar_reproduction.data.images import Images
 from unitvar_reproduction.networks.architectures import drop_
 

@@ -13,10 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from unitvar.stochastic import evaluating
 from unitvar_reproduction.data.augment import draw_moves, moved
 from unitvar_reproduction.data.images import Images
-from unitvar_reproduction.networks.architectures import drop_
+from unitvar_reproduction.networks.architectures import drop_, evaluating
 from unitvar_reproduction.training.checkpoint import State
 from unitvar_reproduction.training.replicas import Replica, replica
 from unitvar_reproduction.training.schedule import Schedule

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from unitvar.batchnorm import reestimated_bn
+from unitvar import reestimated_bn
 from unitvar_reproduction import data, networks, record
 from unitvar_reproduction.sweep.staged import stopwatch, time_spent
 from unitvar_reproduction.training.batchnorm import Batches, in_every_variant

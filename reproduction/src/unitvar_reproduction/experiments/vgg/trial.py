@@ -10,10 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from unitvar.initialize import initialize_
-from unitvar.stochastic import evaluating
+from unitvar import initialize_
 from unitvar_reproduction import data, networks, record
-from unitvar_reproduction.networks.architectures import drop_
+from unitvar_reproduction.networks.architectures import drop_, evaluating
 from unitvar_reproduction.sweep.staged import stopwatch, time_spent
 from unitvar_reproduction.training.loop import evaluate, seeded, train
 from unitvar_reproduction.training.schedule import Schedule
