@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from unitvar.flow import History, VarianceReport, measure, watch
     from unitvar.initialize import LayerPlan, Plan, initialize_, plan
     from unitvar.rules import Moments, rule
-    from unitvar.stochastic import dropout_off
+    from unitvar.running.modes import dropout_off
 
 __all__ = [
     "ActivationMoments",
@@ -48,7 +48,7 @@ _LATER = {
     "Moments": "unitvar.rules",
     "Plan": "unitvar.initialize",
     "VarianceReport": "unitvar.flow",
-    "dropout_off": "unitvar.stochastic",
+    "dropout_off": "unitvar.running.modes",
     "initialize_": "unitvar.initialize",
     "measure": "unitvar.flow",
     "plan": "unitvar.initialize",

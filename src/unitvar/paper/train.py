@@ -19,7 +19,7 @@ from unitvar.paper.data import Images
 from unitvar.paper.models import drop_
 from unitvar.paper.replicas import Replica, replica
 from unitvar.paper.schedule import Schedule
-from unitvar.stochastic import evaluating
+from unitvar.running.modes import evaluating
 
 __all__ = ["Curve", "Schedule", "averages", "evaluate", "judge", "seeded", "train"]
 

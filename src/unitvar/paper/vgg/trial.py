@@ -16,7 +16,7 @@ from unitvar.paper.models import drop_
 from unitvar.paper.schedule import Schedule
 from unitvar.paper.train import evaluate, seeded, train
 from unitvar.paper.training import laps, passed
-from unitvar.stochastic import evaluating
+from unitvar.running.modes import evaluating
 
 __all__ = ["INITS", "NAMES", "POINTS", "Trial", "initialise_", "run_trial", "signals"]
 
