@@ -5,7 +5,7 @@ BIN := .venv/bin
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: reproduce test check bench clean
+.PHONY: reproduce test check bench newest clean
 
 # Not into results/, which holds the trials of our own runs: a sweep would take those for its own and skip them.
 reproduce: .venv/installed  ## every table and figure of the paper, on embedded data, into reproduced/
@@ -21,6 +21,9 @@ check: .venv/installed  ## format, lint and types
 
 bench: .venv/installed  ## every benchmark, into benchmarks/results/ (leave the machine alone meanwhile)
 	for script in benchmarks/bench_*.py; do $(BIN)/python $$script || exit 1; done
+
+newest: .venv/installed  ## the newest torch into .venv, in place of the oldest one that is declared
+	PIP_CONSTRAINT= $(BIN)/python -m pip install --upgrade torch
 
 clean:  ## everything that the other targets made, except results
 	rm -rf .venv build dist reproduced .pytest_cache .mypy_cache .ruff_cache .hypothesis
