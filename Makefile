@@ -7,7 +7,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Python compiles what it imports; compiling everything that is there takes 230 MB more.
 export PIP_NO_COMPILE := 1
 
-.PHONY: reproduce test check smoke bench clean
+.PHONY: reproduce test check smoke bench newest clean
 
 reproduce: .venv/reproduction  ## every table and figure of the paper, on embedded data, into reproduced/
 	$(BIN)/unitvar-paper reproduce --out reproduced
@@ -25,6 +25,9 @@ smoke: .venv/development  ## build wheel and sdist, install each alone, and try 
 
 bench: .venv/development  ## every benchmark, into benchmarks/results/ (leave the machine alone meanwhile)
 	for script in benchmarks/bench_*.py; do $(BIN)/python $$script || exit 1; done
+
+newest: .venv/development  ## the newest torch into .venv, in place of the oldest one that is declared
+	PIP_CONSTRAINT= $(BIN)/python -m pip install --upgrade torch
 
 clean:  ## everything that the other targets made, except results
 	rm -rf .venv build dist reproduced .pytest_cache .mypy_cache .ruff_cache .hypothesis

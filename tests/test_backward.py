@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import unitvar
+from unitvar.graph import trace
 from unitvar.propagate import gradients, known, propagate
 from unitvar.rules import Moments
-from unitvar.trace import trace
 
 
 def balanced_(model: nn.Module) -> nn.Module:

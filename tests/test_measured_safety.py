@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 import unitvar
-from tests.test_batchnorm_safety import state
+from tests.batchnorm.test_safety import state
 
 
 class Breaks(nn.Module):

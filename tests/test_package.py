@@ -28,6 +28,14 @@ def test_version_is_the_one_installed() -> None:
     assert f"version: {unitvar.__version__}" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")
 
 
+def test_the_oldest_torch_that_is_declared_is_the_one_that_is_pinned() -> None:
+    declared = re.search(r'"torch>=([\d.]+)"', (ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    pinned = re.search(r"^torch==([\d.]+)$", (ROOT / "constraints.txt").read_text(encoding="utf-8"), re.MULTILINE)
+    assert declared is not None
+    assert pinned is not None
+    assert f"{pinned[1]}.".startswith(f"{declared[1]}.")
+
+
 def test_import_brings_nothing_that_torch_does_not() -> None:
     """Modules are what an import costs: scipy's and every optional package's wait for their first use."""
     script = "import sys, torch; before = set(sys.modules); import unitvar; print(*(set(sys.modules) - before))"

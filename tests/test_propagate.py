@@ -16,13 +16,13 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import unitvar
 from unitvar import Moments
+from unitvar.graph import Value, trace
 from unitvar.propagate import gradients, propagate
 from unitvar.propagate.given import realised
 from unitvar.propagate.grid import Field, bernoulli, gaussian
 from unitvar.propagate.state import State
 from unitvar.rules import RULES
 from unitvar.rules.weights import conv, conv_transpose
-from unitvar.trace import Value, trace
 
 rates = st.floats(0.05, 1.0)
 means, stds = st.floats(-3, 3), st.floats(0.1, 3)

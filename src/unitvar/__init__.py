@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from unitvar.flow import History, VarianceReport, measure, watch
     from unitvar.initialize import LayerPlan, Plan, initialize_, plan
     from unitvar.rules import Moments, rule
-    from unitvar.stochastic import dropout_off
+    from unitvar.running.modes import dropout_off
 
 __all__ = [
     "ActivationMoments",
@@ -49,7 +49,7 @@ _LATER = {
     "Plan": "unitvar.initialize",
     "VarianceReport": "unitvar.flow",
     "activation_moments": "unitvar.activations",
-    "dropout_off": "unitvar.stochastic",
+    "dropout_off": "unitvar.running.modes",
     "init": "unitvar",
     "initialize_": "unitvar.initialize",
     "measure": "unitvar.flow",

@@ -15,6 +15,8 @@ from typing import Any, TypeAlias
 import torch
 from torch import nn
 
+from unitvar._torch import has_hooks
+
 __all__ = ["integrals", "pieces"]
 
 Terms: TypeAlias = dict[tuple[int, float], float]
@@ -66,7 +68,7 @@ def pieces(fn: object) -> list[Piece] | None:
     if isinstance(fn, nn.PReLU) and (fn.num_parameters > 1 or fn.weight.is_meta):
         return None
     # A hooked module computes what its hooks make of it.
-    if isinstance(fn, nn.Module) and (fn._forward_hooks or fn._forward_pre_hooks):
+    if isinstance(fn, nn.Module) and has_hooks(fn):
         return None
     build = _PIECES.get(type(fn))
     return build(fn) if build else None

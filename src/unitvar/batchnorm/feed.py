@@ -5,28 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
+from unitvar.running.calling import device_of, moved
+
 Forward = Callable[[Any, Any], Any]
-
-
-def inner(model: nn.Module) -> nn.Module:
-    """Take off what DistributedDataParallel, DataParallel and torch.compile wrapped around a model.
-
-    Their forward would synchronise ranks at every batch, or run code in which BatchNorm is no module any more.
-    """
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"model is a {type(model).__name__}, not an nn.Module.")
-    wrappers = (nn.parallel.DistributedDataParallel, nn.DataParallel)
-    while True:
-        if isinstance(model, wrappers):
-            model = model.module
-        elif "_orig_mod" in model._modules and isinstance(model._modules["_orig_mod"], nn.Module):
-            model = model._modules["_orig_mod"]
-        else:
-            return model
 
 
 def check_batches(batches: object, *, repeatedly: bool) -> None:
@@ -70,26 +54,3 @@ def apply(model: nn.Module, batch: Any, index: int, forward: Forward | None) -> 
         f"Batch {index} holds a {type(batch).__name__}, not a tensor, a tuple or list that starts with one, or a dict "
         "of keyword arguments: say how to run it with forward=lambda model, batch: model(...)."
     )
-
-
-def device_of(model: nn.Module) -> torch.device:
-    """Find the device of the first parameter or buffer."""
-    for tensor in (*model.parameters(), *model.buffers()):
-        return tensor.device
-    return torch.device("cpu")
-
-
-def moved(batch: Any, device: torch.device) -> Any:
-    """Move every tensor of a nested batch to a device."""
-    if isinstance(batch, Tensor):
-        return batch.to(device)
-    if isinstance(batch, PackedSequence):
-        return batch.to(device)  # type: ignore[arg-type]  # its stub knows only dtypes
-    if isinstance(batch, dict):
-        return {key: moved(value, device) for key, value in batch.items()}
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(moved(value, device) for value in batch))
-    if type(batch) in (tuple, list):
-        return type(batch)(moved(value, device) for value in batch)
-    # Mappings, lists and batches of other libraries know how to move themselves.
-    return batch.to(device) if hasattr(batch, "to") else batch

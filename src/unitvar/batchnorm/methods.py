@@ -7,16 +7,16 @@ from dataclasses import dataclass
 from functools import partial
 
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
+from unitvar._torch import AnyBatchNorm
 from unitvar.batchnorm import ranks
 from unitvar.batchnorm.feed import check_batches
 from unitvar.batchnorm.moments import Moments, Spread
 from unitvar.batchnorm.observe import Layer, Observer
 from unitvar.batchnorm.options import Options
-from unitvar.batchnorm.preserve import uninitialised
 from unitvar.batchnorm.sweep import Sweep
-from unitvar.stochastic import RandomState
+from unitvar.running.lazy import uninitialised
+from unitvar.running.randomness import RandomState
 
 
 def find_layers(model: nn.Module, *, frozen: bool) -> tuple[list[Layer], dict[str, str]]:
@@ -32,7 +32,7 @@ def find_layers(model: nn.Module, *, frozen: bool) -> tuple[list[Layer], dict[st
     found = [
         (name, module)
         for name, module in model.named_modules()
-        if isinstance(module, _BatchNorm) and module.running_mean is not None and module.running_var is not None
+        if isinstance(module, AnyBatchNorm) and module.running_mean is not None and module.running_var is not None
     ]
     if not found:
         raise ValueError(
@@ -48,7 +48,7 @@ def find_layers(model: nn.Module, *, frozen: bool) -> tuple[list[Layer], dict[st
     return [Layer(name, module) for name, module in found if name not in kept], kept
 
 
-def _is_frozen(module: _BatchNorm) -> bool:
+def _is_frozen(module: AnyBatchNorm) -> bool:
     # Without parameters there is no telling: model.eval() alone freezes nothing.
     parameters = list(module.parameters(recurse=False))
     return not module.training and bool(parameters) and not any(p.requires_grad for p in parameters)

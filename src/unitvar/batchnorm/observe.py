@@ -9,12 +9,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 
+from unitvar._torch import AnyBatchNorm, is_lazy
 from unitvar.batchnorm.moments import Moments, Spread, batch_moments
-from unitvar.batchnorm.preserve import overwrite
+from unitvar.running.restore import overwrite
 
 
 class Reached(BaseException):
@@ -24,7 +23,7 @@ class Reached(BaseException):
 class Layer:
     """Gather the values of one BatchNorm: of the current batch, and of all batches before it."""
 
-    def __init__(self, name: str, module: _BatchNorm) -> None:
+    def __init__(self, name: str, module: AnyBatchNorm) -> None:
         self.name = name
         self.module = module
         self.old: tuple[Tensor, Tensor] | None = None  # running mean and variance before anything was written
@@ -158,7 +157,7 @@ class Observer:
         def forward(*args: Any, **kwargs: Any) -> Any:
             # Looked up now: a lazy layer has another class by its first forward.
             run = own if own is not None else type(layer.module).forward.__get__(layer.module)
-            plain = own is None and type(layer.module).forward in (_BatchNorm.forward, nn.SyncBatchNorm.forward)
+            plain = own is None and type(layer.module).forward in (AnyBatchNorm.forward, nn.SyncBatchNorm.forward)
             x = next((value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)), None)
             if plain:
                 self.see(layer, x)

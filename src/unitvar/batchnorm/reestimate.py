@@ -10,14 +10,15 @@ import torch
 from torch import nn
 
 from unitvar.batchnorm import ranks
-from unitvar.batchnorm.feed import Forward, inner
+from unitvar.batchnorm.feed import Forward
 from unitvar.batchnorm.methods import execution_order, find_layers, one_pass, sequential
 from unitvar.batchnorm.observe import Layer, Observer
 from unitvar.batchnorm.options import Options
-from unitvar.batchnorm.preserve import preserved
 from unitvar.batchnorm.report import BatchNormChange, BatchNormReport
 from unitvar.batchnorm.sharded import gathered
 from unitvar.batchnorm.sweep import Sweep, progress_bar
+from unitvar.running.modules import inner
+from unitvar.running.untouched import preserved
 
 
 def reestimate_bn_(

@@ -9,6 +9,8 @@ from typing import Any
 
 from torch import nn
 
+from unitvar._torch import fsdp_lazy_init, fsdp_parameter_groups
+
 
 @contextmanager
 def gathered(model: nn.Module) -> Iterator[None]:
@@ -32,10 +34,9 @@ def gathered(model: nn.Module) -> Iterator[None]:
     groups = []
     for root in roots:
         # Otherwise the first forward pass does it, and would decide there whether the root is sharded again.
-        root._get_fsdp_state()._lazy_init()
+        fsdp_lazy_init(root)
     for shard in shards:
-        state = shard._get_fsdp_state()
-        groups += [(group, group.post_forward_mesh_info) for group in state._fsdp_param_groups]
+        groups += [(group, group.post_forward_mesh_info) for group in fsdp_parameter_groups(shard)]
     try:
         for shard in shards:
             shard.unshard()

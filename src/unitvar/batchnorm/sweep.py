@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from unitvar.batchnorm.feed import Forward, apply
 from unitvar.batchnorm.moments import Moments
 from unitvar.batchnorm.observe import Observer
-from unitvar.batchnorm.preserve import buffers_kept
-from unitvar.stochastic import RandomState, owned_generators, same
+from unitvar.running.randomness import RandomState, owned_generators, same
+from unitvar.running.restore import buffers_kept
 
 FEWEST = 5  # batches from which a standard error is believed
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
@@ -11,10 +10,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from unitvar.batchnorm.feed import inner
+from unitvar._torch import in_backward
 from unitvar.flow import table
-from unitvar.flow.meter import Meter
+from unitvar.flow.meter import Meter, is_measuring
 from unitvar.flow.tally import Layer, Tally, labelled
+from unitvar.running.modules import inner
+from unitvar.running.switches import uncompiled
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -89,7 +90,7 @@ class History:
 
     def _called(self, module: nn.Module, inputs: Any) -> None:
         # A measurement is no step of training, nor is what it runs.
-        if not module.training or not torch.is_grad_enabled() or Meter.measuring:
+        if not module.training or not torch.is_grad_enabled() or is_measuring():
             return
         step, self.steps = self.steps, self.steps + 1
         if self._step is not None:
@@ -160,10 +161,9 @@ class _Step:
             if not isinstance(module, torch.jit.ScriptModule):
                 self._until_closed(module.register_forward_pre_hook(partial(self._enter, name)))
                 self._until_closed(module.register_forward_hook(self._leave, always_call=True))
-        self.eager: Any = None
-        if core is not model and "torch._dynamo" in sys.modules:  # compiled code would show nothing
-            self.eager = torch.compiler.set_stance("force_eager")
-            self.eager.__enter__()
+        self.eager = ExitStack()  # until the forward pass is done
+        if core is not model:
+            self.eager.enter_context(uncompiled())
         if core is model:  # its own call is under way, so no hook set now will see it begin
             self._enter("", core, ())
 
@@ -173,7 +173,7 @@ class _Step:
     def _enter(self, name: str, module: nn.Module, inputs: Any) -> None:
         if not self.stack:
             # After the forward pass only checkpoints matter, which compute again inside the backward pass.
-            if self.forward_done and torch._C._current_graph_task_id() == -1:
+            if self.forward_done and not in_backward():
                 return
             self.meter.__enter__()  # type: ignore[no-untyped-call]
         self.stack.append(name)
@@ -186,12 +186,7 @@ class _Step:
             self.meter.settle()
             self.meter.__exit__(None, None, None)  # type: ignore[no-untyped-call]
             self.forward_done = True
-            self._compile_again()
-
-    def _compile_again(self) -> None:
-        if self.eager is not None:
-            self.eager.__exit__(None, None, None)
-            self.eager = None
+            self.eager.close()
 
     def close(self) -> None:
         """Take all hooks off, and the meter, which an interrupt may have left in the middle of a forward pass."""
@@ -199,8 +194,8 @@ class _Step:
         if self.stack:
             self.stack.clear()
             self.meter.__exit__(None, None, None)  # type: ignore[no-untyped-call]
-        self.meter.derived.clear()  # copies of weights, as autocast makes them
-        self._compile_again()
+        self.meter.tracker.forget()  # copies of weights, as autocast makes them
+        self.eager.close()
 
     def rows(self) -> list[Row]:
         layers = list(self.meter.layers.values())

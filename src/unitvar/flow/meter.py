@@ -7,27 +7,44 @@ it hands back is the one that autograd then attaches its history to: by the next
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from unitvar._torch import TorchDispatchMode, in_backward, own_buffers
 from unitvar.batchnorm.moments import Moments, batch_moments
-from unitvar.batchnorm.preserve import storage_of
 from unitvar.flow.tally import Layer, widest
+from unitvar.graph.op import Op, op_of, tensors_in
 from unitvar.rules import RULES
-from unitvar.trace.graph import Op, op_of
-from unitvar.trace.record import tensors_in
+from unitvar.running.tracker import ParameterTracker
 
-__all__ = ["Meter"]
+__all__ = ["Meter", "is_measuring", "measuring"]
 
 _ONLY_HERE = {"aten._trilinear": (1,)}  # what autograd makes of bilinear
 _RESHAPES = {"aten.view", "aten._unsafe_view", "aten.reshape"}
 _FIRST = {("aten.mm", 0), ("aten.bmm", 0), ("aten.addmm", 1), ("aten.baddbmm", 1)}
 Sampler = Callable[[Layer, Tensor, Tensor], None]
+
+_measuring: ContextVar[bool] = ContextVar("unitvar_measuring", default=False)
+
+
+@contextmanager
+def measuring() -> Iterator[None]:
+    """Mark what this thread runs as a measurement, which is no step of training. Other threads are not concerned."""
+    token = _measuring.set(True)
+    try:
+        yield
+    finally:
+        _measuring.reset(token)
+
+
+def is_measuring() -> bool:
+    """Return True if what this thread runs is a measurement."""
+    return _measuring.get()
 
 
 class _Fresh:
@@ -57,8 +74,6 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         sampler: is given each layer, what reaches its weight, and its pre-activation.
     """
 
-    measuring = 0  # how many calls of measure() are under way
-
     def __init__(
         self, model: nn.Module, path: Callable[[], str], *, norms: bool = False, sampler: Sampler | None = None
     ) -> None:
@@ -67,22 +82,18 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.layers: dict[tuple[str, int], Layer] = {}
         self.norms: dict[tuple[str, int], Moments] | None = {} if norms else None
         self.recurrent = {name for name, module in model.named_modules() if isinstance(module, nn.RNNBase)}
-        # storage → the parts of it that belong to a parameter; "" for what is neither parameter nor signal.
-        self.owners: dict[int, list[tuple[int, int, str]]] = {}
-        self.sizes: dict[str, int] = {}
-        for name, parameter in model.named_parameters():
-            self._own(parameter, name)
+        self.tracker = ParameterTracker(model.named_parameters())
         for module in model.modules():
             plain = (value for value in vars(module).values() if isinstance(value, Tensor))
-            for buffer in (*module._buffers.values(), *plain):
+            for buffer in (*own_buffers(module).values(), *plain):
                 if buffer is not None and not isinstance(buffer, nn.Parameter):
-                    self._own(buffer, "")
+                    self.tracker.own(buffer, "")
         self.begin()
 
     def begin(self) -> None:
         """Start a run."""
         self.uses: Counter[str] = Counter()
-        self.derived: dict[int, tuple[Tensor, str]] = {}  # kept alive, so that a storage stays theirs
+        self.tracker.forget()
         self.fresh: _Fresh | None = None
         self.hidden = False  # whether a pre-activation was computed with gradients off
         for layer in self.layers.values():
@@ -110,11 +121,13 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         """Run an op; measure what it gives if that is a pre-activation."""
         kwargs = kwargs or {}
-        backward = torch._C._current_graph_task_id() != -1
+        backward = in_backward()
         if backward and not torch.is_grad_enabled():
             return func(*args, **kwargs)
         op = op_of(func)
-        owners = [self._owner(t) for t in tensors_in(args)]
+        tensors = list(tensors_in(args))
+        # Asked before the op runs, which may write to them.
+        alone = bool(tensors) and all(self.tracker.owner(t) is not None for t in tensors)
         fresh = self.fresh
         if fresh is not None:
             self._wait(fresh)
@@ -123,43 +136,14 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         out = func(*args, **kwargs)
         if self.fresh is not None:
             self.fresh.value = out
-        elif not owners:
-            pass
-        elif all(owner is not None for owner in owners):
-            self._derive(op, [owner for owner in owners if owner], out)
-        elif isinstance(out, Tensor) and out.is_floating_point():
+        elif alone:  # arithmetic of parameters and buffers: casts, weight norms, masks
+            if not op.random:
+                self.tracker.derive(tensors_in(out if isinstance(out, (tuple, list)) else (out,)), tensors)
+        elif tensors and isinstance(out, Tensor) and out.is_floating_point():
             self._weigh(op, args, out, backward)
         if self.norms is not None and "batch_norm" in op.name and not backward:
             self._norm(op, op.bind(args, kwargs))
         return out
-
-    def _own(self, tensor: Tensor, name: str) -> None:
-        if is_lazy(tensor) or tensor.is_meta:
-            return
-        start = int(tensor.storage_offset())
-        self.owners.setdefault(storage_of(tensor), []).append((start, start + max(1, tensor.numel()), name))
-        self.sizes[name] = tensor.numel() if name else 0
-
-    def _owner(self, tensor: Tensor) -> str | None:
-        """Name the parameter that a tensor is a view of or was computed from; "" for buffers, None for signals."""
-        storage = storage_of(tensor)
-        found = self.owners.get(storage)
-        if found is None:
-            return self.derived[storage][1] if storage in self.derived else None
-        if len(found) == 1:
-            return found[0][2]
-        offset = int(tensor.storage_offset())
-        return next((name for start, stop, name in found if start <= offset < stop), found[0][2])
-
-    def _derive(self, op: Op, names: list[str], out: Any) -> None:
-        """Follow arithmetic of parameters and buffers alone: casts, weight norms, masks."""
-        if op.random:
-            return
-        name = max(names, key=self.sizes.__getitem__, default="")
-        for tensor in [out] if isinstance(out, Tensor) else tensors_in(out if isinstance(out, (tuple, list)) else ()):
-            storage = storage_of(tensor)
-            if storage not in self.owners:
-                self.derived[storage] = tensor, name
 
     def _goes_on(self, fresh: _Fresh, op: Op, args: tuple[Any, ...]) -> bool:
         """Say whether an op only completes the last pre-activation: its shape, or its bias."""
@@ -168,7 +152,7 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if op.name != "aten.add" or not isinstance(args[1], Tensor):
             return False
         other = args[1] if args[0] is fresh.value else args[0] if args[1] is fresh.value else None
-        return isinstance(other, Tensor) and other.dim() < 2 and bool(self._owner(other))
+        return isinstance(other, Tensor) and other.dim() < 2 and bool(self.tracker.owner(other))
 
     def _weigh(self, op: Op, args: tuple[Any, ...], out: Tensor, backward: bool) -> None:
         rule = RULES.get(op.name)
@@ -176,10 +160,12 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for position in positions:
             arg = args[position] if position < len(args) else None
             operand = arg if isinstance(arg, Tensor) else None
-            name = self._owner(operand) if operand is not None and operand.dim() > 1 else None
+            name = self.tracker.owner(operand) if operand is not None and operand.dim() > 1 else None
             if not name:
                 continue
-            x = next((t for t in tensors_in(args) if t is not operand and t.dim() and self._owner(t) is None), None)
+            x = next(
+                (t for t in tensors_in(args) if t is not operand and t.dim() and self.tracker.owner(t) is None), None
+            )
             if backward:  # a checkpoint computes it again
                 self.fresh = _Fresh(out, None, name, None)
             else:

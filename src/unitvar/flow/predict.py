@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import nn
 
+from unitvar.graph import Graph, Node, Value, trace
 from unitvar.initialize.options import Options
 from unitvar.propagate import Propagation, gradients, known, propagate
 from unitvar.propagate.candidates import LAYERS, candidates
@@ -16,7 +17,6 @@ from unitvar.propagate.given import actual, ancestors
 from unitvar.propagate.uses import followed
 from unitvar.rules import Rule
 from unitvar.rules.registry import find
-from unitvar.trace import Graph, Node, Value, trace
 
 __all__ = ["Prediction", "predict"]
 
@@ -66,7 +66,7 @@ def _predicted(graph: Graph, outputs: Sequence[float]) -> dict[tuple[str, int], 
 
 def _weight_ops(graph: Graph) -> Iterator[tuple[Node, Rule]]:
     for node in graph.nodes:
-        rule = find(node.name, getattr(node.op.func, "_overloadname", ""), {})
+        rule = find(node.name, node.op.overload, {})
         # Of a cell, only the state it gives is known, not what its weights give.
         if (
             rule is not None

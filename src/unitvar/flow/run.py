@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from unitvar.batchnorm.feed import device_of, inner, moved
-from unitvar.flow.meter import Meter, Sampler
+from unitvar._torch import gradient_hooks
+from unitvar.flow.meter import Meter, Sampler, measuring
 from unitvar.flow.predict import predict
 from unitvar.flow.report import LayerFlow, NormGap, VarianceReport
 from unitvar.flow.tally import Tally
-from unitvar.stochastic import dropout_off, random_state_kept
-from unitvar.trace.example import check_example, explained
-from unitvar.trace.record import flattened
-from unitvar.trace.run import call, copied, lazy_kept, materialised
-from unitvar.trace.untouched import modules_tracked, untouched, values_kept
+from unitvar.running.calling import call, copied, device_of, flattened, moved
+from unitvar.running.example import check_example, explained
+from unitvar.running.lazy import lazy_kept, materialise
+from unitvar.running.modes import dropout_off
+from unitvar.running.modules import inner, modules_tracked
+from unitvar.running.randomness import random_state_kept
+from unitvar.running.restore import values_kept
+from unitvar.running.switches import recurrences_in_steps
+from unitvar.running.untouched import untouched
 
 __all__ = ["measure", "sample"]
 
@@ -114,7 +118,7 @@ def _prepared(model: nn.Module, batch: Any) -> Iterator[Any]:
     with torch.inference_mode(False), lazy_kept(model):
         batch = moved(copied(batch), device)
         with untouched(model, attributes=False):
-            materialised(model, batch)
+            materialise(model, batch)
         yield batch
 
 
@@ -128,11 +132,8 @@ def _running(model: nn.Module) -> Iterator[Callable[[], str]]:
             stack.enter_context(torch.jit.optimized_execution(False))  # type: ignore[attr-defined]
         torch.clear_autocast_cache()  # casts made before the run cannot be followed back to their parameters
         paths = stack.enter_context(modules_tracked(model))
-        Meter.measuring += 1
-        try:
-            yield lambda: paths[-1]
-        finally:
-            Meter.measuring -= 1
+        stack.enter_context(measuring())
+        yield lambda: paths[-1]
 
 
 @contextmanager
@@ -140,7 +141,7 @@ def _gradients_kept(model: nn.Module) -> Iterator[None]:
     """Set gradients aside, and what acts on them as soon as they are there."""
     parameters = list(model.parameters())
     saved = [(p, p.grad) for p in parameters]
-    tables = [h for p in parameters if (h := getattr(p, "_post_accumulate_grad_hooks", None))]
+    tables = [h for p in parameters if (h := gradient_hooks(p))]
     hooks = [(table, dict(table)) for table in tables]
     try:
         for p in parameters:
@@ -157,18 +158,9 @@ def _gradients_kept(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def _recurrences_open(model: nn.Module) -> Iterator[None]:
-    """Have recurrences computed step by step: a fused kernel shows no pre-activation."""
-    if not any(isinstance(m, nn.RNNBase) for m in model.modules()):
+    recurrent = any(isinstance(m, nn.RNNBase) for m in model.modules())
+    with recurrences_in_steps() if recurrent else nullcontext():
         yield
-        return
-    before = torch._C._get_mkldnn_enabled(), torch.backends.cudnn.enabled
-    torch._C._set_mkldnn_enabled(False)
-    torch.backends.cudnn.enabled = False
-    try:
-        yield
-    finally:
-        torch._C._set_mkldnn_enabled(before[0])
-        torch.backends.cudnn.enabled = before[1]
 
 
 def _call(model: nn.Module, batch: Any) -> Any:

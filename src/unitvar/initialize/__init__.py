@@ -9,15 +9,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from unitvar.batchnorm.feed import device_of, inner, moved
-from unitvar.batchnorm.preserve import lazy_on_failure, uninitialised
 from unitvar.initialize import fill, measured
 from unitvar.initialize.layers import LayerPlan, Plan
 from unitvar.initialize.options import Options, Overrides
 from unitvar.initialize.solve import planned
-from unitvar.trace.example import check_example
-from unitvar.trace.run import lazy_kept, materialised
-from unitvar.trace.untouched import untouched
+from unitvar.running.calling import device_of, moved
+from unitvar.running.example import check_example
+from unitvar.running.lazy import lazy_kept, lazy_on_failure, materialise, uninitialised
+from unitvar.running.modules import inner
+from unitvar.running.untouched import untouched
 
 __all__ = ["LayerPlan", "Plan", "initialize_", "plan"]
 
@@ -138,4 +138,4 @@ def initialize_(
 def _materialise(model: nn.Module, example: Any) -> None:
     if uninitialised(model) and device_of(model).type != "meta":
         with untouched(model, attributes=False):
-            materialised(model, moved(example, device_of(model)))
+            materialise(model, moved(example, device_of(model)))

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from unitvar import init
 from unitvar.initialize.layers import LayerPlan, Plan
-from unitvar.stochastic import RandomState
+from unitvar.running.randomness import RandomState
 
 __all__ = ["fill", "kept_on_failure"]
 

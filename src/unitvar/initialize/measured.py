@@ -3,37 +3,34 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from unitvar.batchnorm.feed import device_of, moved
-from unitvar.batchnorm.preserve import storage_of
+from unitvar._torch import TorchDispatchMode, storage_of
+from unitvar.graph.op import Op, op_of, tensors_in
 from unitvar.initialize.layers import Plan
 from unitvar.rules import RULES
 from unitvar.rules.recurrence import FLAVOURS
-from unitvar.trace.graph import Op, op_of
-from unitvar.trace.record import tensors_in
-from unitvar.trace.run import call, copied
-from unitvar.trace.untouched import untouched, values_kept
+from unitvar.running.calling import call, copied, device_of, moved
+from unitvar.running.restore import values_kept
+from unitvar.running.tracker import ParameterTracker, View
+from unitvar.running.untouched import untouched
 
 __all__ = ["rescale"]
 
 
 class _Part(NamedTuple):
-    """What was done to a weight, or to a part of it: one of packed q, k and v."""
+    """What was done to a weight, or to a part of it."""
 
     factor: float
-    shape: list[int]
-    stride: tuple[int, ...]
-    offset: int
+    view: View
 
-    def of(self, tensor: Tensor) -> Tensor:
-        return tensor.as_strided(self.shape, self.stride, self.offset)
+    @property
+    def numel(self) -> int:
+        return math.prod(self.view.size)
 
 
 class _Rescaler(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -42,11 +39,7 @@ class _Rescaler(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, weights: dict[str, Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.weights = weights
-        self.owners: dict[int, list[str]] = defaultdict(list)  # by storage
-        for name, weight in weights.items():
-            self.owners[storage_of(weight)].append(name)
-        # Storage of a cast → the cast, kept alive so that its storage stays its own, and what it was made of.
-        self.casts: dict[int, tuple[Tensor, Tensor]] = {}
+        self.tracker = ParameterTracker(weights.items())
         self.parts: dict[str, list[_Part]] = {name: [] for name in weights}
         self.seen: set[str] = set()
 
@@ -56,11 +49,12 @@ class _Rescaler(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         op, out = op_of(func), func(*args, **kwargs)
         tensors = list(tensors_in(args))
-        self.seen.update(name for t in tensors for name in self.owners.get(storage_of(t), ()))
+        self.seen.update(name for t in tensors if (name := self.tracker.owner(t)) is not None)
         if not isinstance(out, Tensor) or not out.is_floating_point():
             return out
         if len(tensors) == 1 and not op.random and out.numel() == tensors[0].numel():
-            self._follow(tensors[0], out)
+            if storage_of(out) != storage_of(tensors[0]) and self.tracker.chain(tensors[0]):  # as autocast does it
+                self.tracker.derive([out], tensors)
             return out
         new = [found for operand in _operands(op, args) if (found := self._new(operand)) is not None]
         if new:
@@ -72,34 +66,16 @@ class _Rescaler(TorchDispatchMode):  # type: ignore[no-untyped-call]
             out.mul_(factor) if product is out else out.add_(product, alpha=factor - 1)
         return out
 
-    def _follow(self, source: Tensor, out: Tensor) -> None:
-        """Remember what a weight was turned into, by autocast for one."""
-        storage = storage_of(out)
-        if storage != storage_of(source) and self._chain(source):
-            self.casts[storage] = out, source
-
-    def _chain(self, operand: Tensor) -> list[Tensor]:
-        """Give an operand, what it was cast from, and so on, down to a parameter; nothing if it goes back to none."""
-        chain = [operand]
-        while (storage := storage_of(chain[-1])) not in self.owners:
-            cast, source = self.casts.get(storage, (None, operand))
-            if cast is None or cast.numel() != chain[-1].numel():
-                return []
-            chain.append(source)
-        return chain
-
     def _new(self, operand: Tensor) -> tuple[str, list[Tensor]] | None:
         """Name the weight that an operand is and give its chain; None at a second use, and for what is no weight."""
-        chain = self._chain(operand)
-        if not chain:
+        chain = self.tracker.chain(operand)
+        view = self.tracker.view(chain[-1]) if chain else None
+        if view is None:
             return None
-        at = int(chain[-1].storage_offset())
-        for name in self.owners[storage_of(chain[-1])]:
-            weight, parts = self.weights[name], self.parts[name]
-            if 0 <= at - int(weight.storage_offset()) < weight.numel():
-                whole = sum(math.prod(part.shape) for part in parts) >= weight.numel()
-                return None if whole or any(part.offset == at for part in parts) else (name, chain)
-        return None
+        parts = self.parts[view.name]
+        whole = sum(part.numel for part in parts) >= self.weights[view.name].numel()
+        used = whole or any(part.view.offset == view.offset for part in parts)
+        return None if used else (view.name, chain)
 
     def _fit(self, name: str, chain: list[Tensor], second: float) -> float:
         if not second > 0 or not math.isfinite(second):
@@ -110,10 +86,10 @@ class _Rescaler(TorchDispatchMode):  # type: ignore[no-untyped-call]
         factor = 1 / math.sqrt(second)
         for tensor in chain:
             # What is expanded is written to once. Through .data, since a forward may take gradients.
-            shape = [1 if stride == 0 else n for n, stride in zip(tensor.shape, tensor.stride(), strict=True)]
-            part = _Part(factor, shape, tensor.stride(), int(tensor.storage_offset()))
-            part.of(tensor.data).mul_(factor)
-        self.parts[name].append(part)
+            size = tuple(1 if stride == 0 else n for n, stride in zip(tensor.shape, tensor.stride(), strict=True))
+            view = View(name, size, tensor.stride(), int(tensor.storage_offset()))
+            view.of(tensor.data).mul_(factor)
+        self.parts[name].append(_Part(factor, view))
         return factor
 
 
@@ -153,8 +129,8 @@ def rescale(model: nn.Module, example: Any, plan: Plan) -> dict[str, float]:
         for name, weight in weights.items():
             squares = float(weight.numel())
             for part in parts[name]:
-                part.of(weight.data).mul_(part.factor)
-                squares += math.prod(part.shape) * (part.factor**2 - 1)
+                part.view.of(weight.data).mul_(part.factor)
+                squares += part.numel * (part.factor**2 - 1)
             factors[name] = math.sqrt(squares / weight.numel())
     return factors
 

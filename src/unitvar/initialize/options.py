@@ -10,10 +10,10 @@ from typing import Any
 
 from torch import nn
 
+from unitvar.graph import Graph, Value
 from unitvar.init import MODES
 from unitvar.rules import Moments, Rule
 from unitvar.rules.registry import RULES, check_name
-from unitvar.trace import Graph, Value
 
 __all__ = ["DISTRIBUTIONS", "METHODS", "Options", "Overrides"]
 

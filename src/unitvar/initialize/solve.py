@@ -11,13 +11,13 @@ from typing import Any
 
 from torch import nn
 
+from unitvar.graph import Graph, trace
 from unitvar.initialize.layers import LayerPlan, Layout, Plan
 from unitvar.initialize.options import Options
 from unitvar.initialize.table import path_of
 from unitvar.propagate import Propagation, Use, Weighing, known, propagate
 from unitvar.propagate.uses import placed
-from unitvar.stochastic import random_state_kept
-from unitvar.trace import Graph, trace
+from unitvar.running.randomness import random_state_kept
 
 __all__ = ["planned"]
 

@@ -11,10 +11,10 @@ import math
 import torch
 from torch import Tensor
 
+from unitvar.graph import Graph, Node, Value
 from unitvar.propagate.grid import Field
 from unitvar.propagate.state import State
 from unitvar.propagate.walk import Propagation
-from unitvar.trace import Graph, Node, Value
 
 __all__ = ["JOINED", "Alike"]
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from unitvar.graph import Node
 from unitvar.propagate.sample import sampled, sampled_backward
 from unitvar.propagate.state import State
 from unitvar.propagate.walk import NONE, Walk
 from unitvar.rules import Moments, Rule
 from unitvar.rules.moments import default_features
-from unitvar.trace import Node
 
 __all__ = ["apply", "factor", "forward", "unknown"]
 

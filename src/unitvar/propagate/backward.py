@@ -17,6 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from unitvar.graph import Graph, Node, Value
+from unitvar.graph.record import MERGE
 from unitvar.propagate.alike import JOINED, Alike
 from unitvar.propagate.given import actual, arguments, realised
 from unitvar.propagate.grid import Field
@@ -29,8 +31,6 @@ from unitvar.rules import Moments, Rule
 from unitvar.rules.noise import DROPOUTS
 from unitvar.rules.registry import find
 from unitvar.rules.shapes import PICK, SAME
-from unitvar.trace import Graph, Node, Value
-from unitvar.trace.record import MERGE
 
 __all__ = ["gradients"]
 
@@ -57,7 +57,7 @@ def gradients(
 
     Example:
         >>> from unitvar.propagate import propagate
-        >>> from unitvar.trace import trace
+        >>> from unitvar.graph import trace
         >>> net = torch.nn.Sequential(torch.nn.Linear(4, 4, bias=False), torch.nn.Dropout(0.5), torch.nn.ReLU())
         >>> graph = trace(net, torch.zeros(1, 4))
         >>> found = propagate(graph, [Moments(0.0, 1.0)], lambda weighing: None)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from unitvar.graph import Node, Value
 from unitvar.propagate.state import State
 from unitvar.propagate.uses import Use, use_of
 from unitvar.rules import Moments, Rule
 from unitvar.rules.recurrence import FLAVOURS, LONGEST, SHARE, Stack, solved
 from unitvar.rules.recurrent import Call, alike, projection
-from unitvar.trace import Node, Value
 
 __all__ = ["LAYERS", "Candidate", "candidates", "recurrent"]
 

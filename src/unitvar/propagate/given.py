@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from unitvar.graph import Node, Value
 from unitvar.propagate.grid import Field, empirical
 from unitvar.propagate.state import State
 from unitvar.rules import Moments
 from unitvar.rules.moments import default_features
-from unitvar.trace import Node, Value
 
 __all__ = ["LOWEST", "actual", "ancestors", "arguments", "by_row", "given", "measured", "realised"]
 

@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from unitvar.graph import Node, Value
 from unitvar.propagate.pointwise import evaluate
 from unitvar.propagate.state import State
 from unitvar.propagate.uses import followed
 from unitvar.propagate.walk import Walk
-from unitvar.trace import Node, Value
 
 __all__ = ["replay", "replayed"]
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
+from unitvar.graph import Graph, Node, Op, Value
 from unitvar.propagate.apply import apply, unknown
 from unitvar.propagate.replay import replay
 from unitvar.propagate.special import SPECIAL, special
@@ -16,7 +17,6 @@ from unitvar.propagate.weigh import weigh
 from unitvar.rules import Moments, Rule
 from unitvar.rules.moments import default_features
 from unitvar.rules.registry import find
-from unitvar.trace import Graph, Node, Op, Value
 
 __all__ = ["known", "propagate"]
 

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from unitvar.graph import Node, Value
 from unitvar.propagate.given import arguments, measured
 from unitvar.rules import Moments
-from unitvar.trace import Node, Value
 
 __all__ = ["MOST", "sampled", "sampled_backward"]
 

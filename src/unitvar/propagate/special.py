@@ -6,6 +6,8 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from unitvar.graph import Node, Value
+from unitvar.graph.record import MERGE
 from unitvar.propagate.given import LOWEST
 from unitvar.propagate.grid import Axis, Field, bernoulli, constant, uniform
 from unitvar.propagate.pointwise import multiplied
@@ -15,8 +17,6 @@ from unitvar.rules import Moments
 from unitvar.rules.moments import default_features, least_seen
 from unitvar.rules.noise import DROPOUTS, NOISE
 from unitvar.rules.shapes import PICK, SAME, features_after, merge
-from unitvar.trace import Node, Value
-from unitvar.trace.record import MERGE
 
 __all__ = ["SPECIAL", "special"]
 

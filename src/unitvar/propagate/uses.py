@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
+from unitvar.graph import Node, Value
 from unitvar.init import fans
 from unitvar.propagate.state import State
-from unitvar.trace import Node, Value
 
 __all__ = ["Solver", "Use", "Weighing", "followed", "placed", "use_of"]
 

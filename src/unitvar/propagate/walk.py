@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
+from unitvar.graph import Node, Value
 from unitvar.propagate.given import actual, ancestors, by_row, given, realised
 from unitvar.propagate.state import State
 from unitvar.propagate.uses import Solver, followed
 from unitvar.rules import Moments, Rule
-from unitvar.trace import Node, Value
 
 __all__ = ["NONE", "Propagation", "Walk"]
 

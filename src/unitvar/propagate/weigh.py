@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 
+from unitvar.graph import Node, Value
 from unitvar.propagate.apply import apply, factor, forward
 from unitvar.propagate.candidates import Candidate, candidates, recurrent
 from unitvar.propagate.state import State
 from unitvar.propagate.uses import Weighing, followed
 from unitvar.propagate.walk import Walk
 from unitvar.rules import Moments, Rule
-from unitvar.trace import Node, Value
 
 __all__ = ["weigh"]
 

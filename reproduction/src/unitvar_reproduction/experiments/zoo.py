@@ -21,13 +21,14 @@ import torch
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import unitvar
+from unitvar._torch import TorchDispatchMode
+from unitvar.graph import trace
+from unitvar.graph.op import op_of
 from unitvar.rules import RULES
-from unitvar.trace import trace
-from unitvar.trace.graph import op_of
-from unitvar.trace.run import call
+from unitvar.running.calling import call
+from unitvar.running.tracker import ParameterTracker
 from unitvar_reproduction import record
 from unitvar_reproduction.progress import steps
 
@@ -44,7 +45,7 @@ class _Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.names = {p.untyped_storage()._cdata: n for n, p in model.named_parameters()}
+        self.tracker = ParameterTracker(model.named_parameters())
         self.found: dict[str, list[float]] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -53,7 +54,7 @@ class _Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         rule = RULES.get(op_of(func).name)
         if rule is not None and isinstance(out, Tensor):
             for operand in (a for position in rule.weights for a in _operands(args, position)):
-                name = self.names.get(operand.untyped_storage()._cdata)
+                name = self.tracker.owner(operand)
                 if name:
                     self.found.setdefault(name, []).append(out.double().square().mean().item())
         return out

@@ -12,8 +12,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.parameter import UninitializedParameter
 
 import unitvar
-from tests.test_batchnorm_safety import DATA, state, stateful
-from unitvar.stochastic import RandomState
+from tests.batchnorm.test_safety import DATA, state, stateful
+from unitvar.running.randomness import RandomState
 
 # The run-time type checker draws random numbers itself.
 pytestmark = pytest.mark.usefixtures("untyped")

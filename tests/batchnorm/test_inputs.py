@@ -11,8 +11,8 @@ from torch.nn.utils.rnn import PackedSequence, pack_sequence
 from torch.utils.data import DataLoader, TensorDataset
 
 import unitvar
-from tests.test_batchnorm import mlp
-from unitvar.batchnorm.feed import moved
+from tests.batchnorm.test_reestimate import mlp
+from unitvar.running.calling import moved
 
 # The run-time type checker draws random numbers itself, and refuses wrong types before the library can.
 pytestmark = pytest.mark.usefixtures("untyped")

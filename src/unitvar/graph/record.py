@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from unitvar.batchnorm.preserve import storage_of
-from unitvar.trace.graph import Graph, Node, Op, Value, op_of
+from unitvar._torch import FakeTensor, FakeTensorMode, TorchDispatchMode, decomposable, storage_of
+from unitvar.graph.graph import Graph, Node, Value
+from unitvar.graph.op import Op, op_of, tensors_in
+from unitvar.running.calling import flattened
+from unitvar.running.tracker import ParameterTracker
 
-__all__ = ["Recorder", "flattened", "tensors_in"]
+__all__ = ["MERGE", "Recorder"]
 
 MERGE = "unitvar.merge"
 # Frequent ops whose output has the shape of their first argument: known without asking.
@@ -52,7 +53,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.real: dict[int, int] = {}  # storage of a stand-in → storage of what it stands for
         self.merged: dict[int, tuple[int, Value]] = {}
         self.clock = 0
-        self.owners: dict[int, Value] = {storage_of(t): v for t, v in named.values() if v.kind == "parameter"}
+        self.tracker = ParameterTracker((v.name, t) for t, v in named.values() if v.kind == "parameter")
 
     def input(self, tensor: Tensor, name: str) -> Tensor:
         """Make a tensor an input of the graph; return what to feed the model instead of it."""
@@ -80,7 +81,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return func(*args, **kwargs)  # a constant
         if op.inquiry or op.name.startswith("prim."):  # ``x.device`` and the like
             return self._run(func, args, kwargs, tensors)
-        if not self.known(op) and func._can_decompose():
+        if not self.known(op) and decomposable(func):
             with self:
                 out = func.decompose(*args, **kwargs)
             if out is not NotImplemented:
@@ -163,7 +164,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if entry is not None:
                 self.bound[id(fake)] = (fake, entry[1], entry[2])
                 if entry[1].kind == "parameter":
-                    self.owners[storage_of(fake)] = entry[1]
+                    self.tracker.own(fake, entry[1].name)
         return found[1]
 
     def _fake_like(self, tensor: Tensor) -> Tensor:
@@ -220,10 +221,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _bind(self, tensor: Tensor, value: Value) -> Value:
         if value.kind == "derived":
-            owner = self.owners.get(storage_of(tensor))
-            if owner is not None:
-                value.parameter = owner
-                value.layout = tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset())
+            view = self.tracker.view(tensor)
+            if view is not None:
+                value.parameter = self.graph.parameters[view.name]
+                value.layout = view.size, view.stride, view.offset
         entry = self.bound.get(id(tensor))
         if entry is None:
             self.bound[id(tensor)] = (tensor, value, self.clock)
@@ -269,27 +270,3 @@ def _shares(read: Tensor, written: list[Tensor]) -> tuple[float, ...]:
 def _end(tensor: Tensor) -> int:
     reach = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True) if n)
     return int(tensor.storage_offset()) + reach + 1
-
-
-def tensors_in(args: Any) -> Iterator[Tensor]:
-    """Walk the tensors of nested arguments."""
-    for arg in args:
-        if isinstance(arg, Tensor):
-            yield arg
-        elif isinstance(arg, (list, tuple)):
-            yield from tensors_in(arg)
-
-
-def flattened(result: Any) -> Iterator[Any]:
-    """Walk whatever a model may return."""
-    if isinstance(result, (list, tuple, set)):
-        for item in result:
-            yield from flattened(item)
-    elif isinstance(result, dict) or (hasattr(result, "values") and callable(result.values)):
-        if not isinstance(result, Tensor):
-            for item in result.values():
-                yield from flattened(item)
-        else:
-            yield result
-    else:
-        yield result

@@ -13,7 +13,7 @@ from filelock import FileLock
 from torch import Tensor, nn
 
 import unitvar
-from tests.test_batchnorm import actual, mlp, norms
+from tests.batchnorm.test_reestimate import actual, mlp, norms
 
 DATA = [torch.randn(n, 8, generator=torch.Generator().manual_seed(n)) for n in (16, 3, 1, 24, 9, 30, 12)]
 #                 rank by rank: uneven, and one of four has nothing at all

@@ -1,4 +1,8 @@
-"""What is noise in a model, and switching it off."""
+"""Random state: reading it, putting it back, and telling whether anything was drawn.
+
+The generators of torch, Python and numpy belong to the process. What is put back here is put back for all threads: a
+thread that draws from them meanwhile gets numbers that were drawn before.
+"""
 
 from __future__ import annotations
 
@@ -11,52 +15,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
-
-@contextmanager
-def dropout_off(model: nn.Module) -> Iterator[nn.Module]:
-    """Switch off every stochastic layer, while batch norms keep their mode.
-
-    Sets ``training = False`` on every module that is not a batch norm: all that follows ``self.training`` is off,
-    whether it is ``nn.Dropout``, dropout inside an LSTM or attention, or noise of your own. The flags themselves are
-    set, not ``.eval()`` called, so overridden ``train`` methods have no say. On exit each flag is as it was.
-
-    Args:
-        model: the model; it may be in any mode, each module in its own.
-
-    Returns:
-        A context manager that gives the model.
-
-    Example:
-        >>> model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.5))
-        >>> with dropout_off(model):
-        ...     [module.training for module in model]
-        [False, True, False]
-        >>> model[2].training
-        True
-    """
-    with _switched(module for module in model.modules() if not isinstance(module, _BatchNorm)):
-        yield model
-
-
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[nn.Module]:
-    """Switch every module to evaluation, batch norms too, and put each flag back."""
-    with _switched(model.modules()):
-        yield model
-
-
-@contextmanager
-def _switched(modules: Iterable[nn.Module]) -> Iterator[None]:
-    flags = [(module, module.training) for module in modules]
-    try:
-        for module, _ in flags:
-            module.training = False
-        yield
-    finally:
-        for module, flag in flags:
-            module.training = flag
+__all__ = ["RandomState", "owned_generators", "random_state_kept", "same"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,7 +57,7 @@ class RandomState:
                 (generator.setstate if isinstance(generator, random.Random) else generator.set_state)(state)
 
     def same_as(self, other: RandomState) -> bool:
-        """Say whether nothing was drawn between the two readings."""
+        """Return True if nothing was drawn between the two readings."""
         return (
             same(self.torch_cpu, other.torch_cpu)
             and same(self.accelerators, other.accelerators)

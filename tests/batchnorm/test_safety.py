@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
 import unitvar
-from tests.test_batchnorm import mlp
-from unitvar.stochastic import RandomState
+from tests.batchnorm.test_reestimate import mlp
+from unitvar.running.randomness import RandomState
 
 # The run-time type checker draws random numbers itself, and refuses wrong types before the library can.
 pytestmark = pytest.mark.usefixtures("untyped")

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import unitvar
-from tests.test_batchnorm import actual, mlp, norms
+from tests.batchnorm.test_reestimate import actual, mlp, norms
 
 
 def assert_stored_is_actual(model: nn.Module, batches: list[Tensor], tolerance: float = 1e-5) -> None:

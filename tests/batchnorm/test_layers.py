@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
 import unitvar
-from tests.test_batchnorm import actual, mlp, norms
+from tests.batchnorm.test_reestimate import actual, mlp, norms
 
 # The run-time type checker draws random numbers itself, and refuses wrong types before the library can.
 pytestmark = pytest.mark.usefixtures("untyped")

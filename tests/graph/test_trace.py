@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import unitvar
-from unitvar.trace import trace
+from unitvar.graph import trace
 
 
 class Wrap(nn.Module):

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import unitvar
-from tests.test_batchnorm import mlp
+from tests.batchnorm.test_reestimate import mlp
 from unitvar.batchnorm.report import BatchNormChange
 
 matplotlib.use("Agg")
