@@ -4,34 +4,50 @@ BIN := .venv/bin
 # An environment variable, not -c: it also holds in pip's isolated build environment.
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Python compiles what it imports; compiling everything that is there takes 230 MB more.
+export PIP_NO_COMPILE := 1
 
-.PHONY: reproduce test check bench newest clean
+.PHONY: reproduce test fuzz check smoke bench newest clean
 
-# Not into results/, which holds the trials of our own runs: a sweep would take those for its own and skip them.
-reproduce: .venv/installed  ## every table and figure of the paper, on embedded data, into reproduced/
-	$(BIN)/unitvar reproduce --out reproduced
+reproduce: .venv/reproduction  ## every table and figure of the paper, on embedded data, into reproduced/
+	$(BIN)/unitvar-paper reproduce --out reproduced
 
-test: .venv/installed  ## the test suite
+test: .venv/development  ## the test suite
 	$(BIN)/python -m pytest
 
-check: .venv/installed  ## format, lint and types
+fuzz: .venv/development  ## 1,000 random networks: what flows against what was predicted
+	$(BIN)/python -m tests.composition.fuzz --graphs 1000
+
+check: .venv/development  ## format, lint and types
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-bench: .venv/installed  ## every benchmark, into benchmarks/results/ (leave the machine alone meanwhile)
+smoke: .venv/development  ## build wheel and sdist, install each alone, and try them
+	$(BIN)/python .ci/smoke.py
+
+bench: .venv/development  ## every benchmark, into benchmarks/results/ (leave the machine alone meanwhile)
 	for script in benchmarks/bench_*.py; do $(BIN)/python $$script || exit 1; done
 
-newest: .venv/installed  ## the newest torch into .venv, in place of the oldest one that is declared
+newest: .venv/development  ## the newest torch into .venv, in place of the oldest one that is declared
 	PIP_CONSTRAINT= $(BIN)/python -m pip install --upgrade torch
 
 clean:  ## everything that the other targets made, except results
 	rm -rf .venv build dist reproduced .pytest_cache .mypy_cache .ruff_cache .hypothesis
-	find src tests benchmarks -name __pycache__ -prune -exec rm -rf {} +
+	find src reproduction zoo tests benchmarks -name __pycache__ -prune -exec rm -rf {} +
 
-# The stamp is written last, so an interrupted installation starts again.
-.venv/installed: pyproject.toml constraints.txt
+# A stamp is written last, so an interrupted installation starts again. What reproduces the paper is a part of what tests need.
+PACKAGES := pyproject.toml reproduction/pyproject.toml constraints.txt
+
+.venv/reproduction: $(PACKAGES)
 	@echo "Installing into .venv (once; a few minutes on a slow connection)"
-	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --editable '.[dev]'
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --editable . --editable ./reproduction
 	touch $@
+
+.venv/development: $(PACKAGES)
+	@echo "Installing into .venv, with what the tests need (once; a few minutes on a slow connection)"
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --editable '.[dev]' --editable './reproduction[ray]'
+	$(BIN)/python -m pip install --no-deps timm  # without torchvision, which the zoo does not need
+	touch .venv/reproduction $@

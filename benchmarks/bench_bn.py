@@ -17,7 +17,7 @@ from torch.optim.swa_utils import update_bn
 
 import unitvar
 from interleaved import RESULTS, interleave, ratio, show
-from unitvar.paper import models, record
+from unitvar_reproduction import networks, record
 
 VGG = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 512))
 LIMITS = {"eval pass": 1.25, "update_bn": 0.8, "fvcore": 0.8}
@@ -59,7 +59,7 @@ if __name__ == "__main__":
     torch.manual_seed(0)
     batches = [torch.randn(64, 3, 32, 32) for _ in range(arguments.batches)]
     rows: list[dict[str, object]] = []
-    for name, model in (("DenseNet-40-12", models.DenseNet(40, 12, 0.2)), ("VGG-BN", vgg())):
+    for name, model in (("DenseNet-40-12", networks.DenseNet(40, 12, 0.2)), ("VGG-BN", vgg())):
         competitors: dict[str, Callable[[], object]] = {
             "unitvar": partial(unitvar.reestimate_bn_, model, batches),
             "eval pass": partial(eval_pass, model, batches),

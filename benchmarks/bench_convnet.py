@@ -21,15 +21,15 @@ import torch
 from torch import nn
 
 from interleaved import RESULTS, interleave, ratio, show
-from unitvar.paper import models, record
-from unitvar.paper.data import Images
-from unitvar.paper.pools import processes
-from unitvar.paper.schedule import Schedule
-from unitvar.paper.train import train
+from unitvar_reproduction import networks, record
+from unitvar_reproduction.data.images import Images
+from unitvar_reproduction.sweep.pools import processes
+from unitvar_reproduction.training.loop import train
+from unitvar_reproduction.training.schedule import Schedule
 
 NETWORKS: dict[str, Callable[[], nn.Sequential]] = {
-    "VGG, 16 wide": functools.partial(models.vgg, 16),
-    "DenseNet-22-8": functools.partial(models.DenseNet, 22, 8, 0.2),
+    "VGG, 16 wide": functools.partial(networks.vgg, 16),
+    "DenseNet-22-8": functools.partial(networks.DenseNet, 22, 8, 0.2),
 }
 WAYS = ("plain", "fused", "fused, our dropout", "fused, our dropout, channels last")
 
@@ -50,7 +50,7 @@ def network(build: Callable[[], nn.Sequential], way: str) -> nn.Sequential:
     torch.manual_seed(0)
     model = build()
     if "dropout" in way:
-        models.quicken_(model)
+        networks.quicken_(model)
     return model.to(memory_format=torch.channels_last) if "last" in way else model  # type: ignore[call-overload]
 
 

@@ -9,7 +9,7 @@ import sys
 from rich.progress import track
 
 from interleaved import RESULTS, show
-from unitvar.paper import record
+from unitvar_reproduction import record
 
 SCRIPT = """
 from time import perf_counter as now

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 import shapes
 from interleaved import RESULTS, interleave, ratio, show
 from unitvar import activation_moments, init
-from unitvar.paper import record
+from unitvar_reproduction import record
 
 CALLABLES: dict[str, tuple[float, Callable[[Tensor], Tensor]]] = {
     "x sigmoid(1.702 x)": (20, lambda x: x * torch.sigmoid(1.702 * x)),

@@ -25,11 +25,11 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from interleaved import RESULTS, interleave, ratio, show
-from unitvar.paper import models, record
-from unitvar.paper.data import Images
-from unitvar.paper.mlp import Trial, run_trial
-from unitvar.paper.sweep import sweep
-from unitvar.paper.train import Schedule, train
+from unitvar_reproduction import networks, record
+from unitvar_reproduction.data.images import Images
+from unitvar_reproduction.experiments.mlp import Trial, run_trial
+from unitvar_reproduction.sweep.run import sweep
+from unitvar_reproduction.training.loop import Schedule, train
 
 LIMITS = {"minimal loop": 1.05, "DataLoader": 0.5, "DataLoader, converted": None}
 SPEEDUP = 1.8
@@ -38,8 +38,8 @@ SPEEDUP = 1.8
 def network(quick: bool) -> nn.Sequential:
     """Build the network of the MNIST experiment, with our dropout or torch's."""
     torch.manual_seed(0)
-    model = models.mlp(784, 0.5, batchnorm=False, width=256, hidden=7)
-    return models.quicken_(model) if quick else model
+    model = networks.mlp(784, 0.5, batchnorm=False, width=256, hidden=7)
+    return networks.quicken_(model) if quick else model
 
 
 def ours(data: Images) -> None:

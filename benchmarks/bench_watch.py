@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 import unitvar
 from interleaved import RESULTS, interleave, ratio, show
-from unitvar.paper import record
+from unitvar_reproduction import record
 
 LIMIT = 1.05
 EVERY = 100

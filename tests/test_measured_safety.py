@@ -7,6 +7,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 import unitvar
 from tests.batchnorm.test_safety import state
+from unitvar.moments import RULES
 
 
 class Breaks(nn.Module):
@@ -48,3 +49,26 @@ def test_a_failure_in_the_middle_of_the_pass_leaves_everything_as_it_was() -> No
     assert torch.equal(torch.get_rng_state(), random)
     assert state(model) == before
     assert all(torch.equal(p.grad, grad) for p, grad in zip(model.parameters(), grads, strict=True))
+
+
+def test_a_weight_of_an_op_of_the_users_own_is_scaled_by_what_is_measured() -> None:
+    class Own(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(32, 16))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.ops.unitvar_tests.product(x, self.weight)
+
+    model, x = Own(), 3 * torch.randn(64, 16)
+    with torch.library._scoped_library("unitvar_tests", "FRAGMENT") as library:
+        library.define("product(Tensor x, Tensor weight) -> Tensor")
+        library.impl("product", lambda x, weight: x @ weight.T, "CompositeExplicitAutograd")
+        try:
+            unitvar.rule("unitvar_tests.product", weights=[1])(
+                lambda x, w: unitvar.Moments(0.0, 16 * x.second * w.second, (x.shape[0], w.shape[0]))
+            )
+            unitvar.initialize_(model, x, method="measured")
+            assert model(x).square().mean().item() == pytest.approx(1, rel=1e-4)
+        finally:
+            RULES.pop("unitvar_tests.product", None)

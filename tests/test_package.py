@@ -17,6 +17,9 @@ import torch
 import unitvar
 
 ROOT = Path(__file__).parent.parent
+MODULES = [  # unitvar.paper only says where it went
+    module.name for module in pkgutil.walk_packages(unitvar.__path__, "unitvar.") if module.name != "unitvar.paper"
+]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
@@ -34,7 +37,7 @@ def test_the_oldest_torch_that_is_declared_is_the_one_that_is_pinned() -> None:
 
 
 def test_import_brings_nothing_that_torch_does_not() -> None:
-    """Modules are what an import costs: scipy's and every optional package's wait for their first use."""
+    """Modules are what an import costs: those of every optional package wait for their first use."""
     script = "import sys, torch; before = set(sys.modules); import unitvar; print(*(set(sys.modules) - before))"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     new = {name for name in done.stdout.split() if not name.startswith("unitvar")}
@@ -42,7 +45,7 @@ def test_import_brings_nothing_that_torch_does_not() -> None:
     assert packages <= sys.stdlib_module_names | {"numpy", "torch"}
 
 
-@pytest.mark.parametrize("module", [m.name for m in pkgutil.walk_packages(unitvar.__path__, "unitvar.")])
+@pytest.mark.parametrize("module", MODULES)
 def test_docstrings_run(module: str) -> None:
     found = importlib.import_module(module)
     results = doctest.testmod(found, extraglobs={"torch": torch})
@@ -65,7 +68,8 @@ def test_snippets_of_a_page_run(page: Path, tmp_path: Path) -> None:
             "\n".join(text for kind, text in fences if kind == "python"),
         ],
         cwd=tmp_path,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        # The zoo and the reproduction, as from a checkout.
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])},
         capture_output=True,
         text=True,
         check=False,

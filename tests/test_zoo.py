@@ -5,9 +5,16 @@ import torch
 
 import unitvar
 from tests import zoo
-from unitvar.paper.zoo.experiment import row
+from unitvar_reproduction.experiments.zoo import row
 
 FAMILIES = {**zoo.PLAIN, **zoo.OTHER}
+NOT_YET = {
+    family: pytest.mark.xfail(reason=reason)
+    for family, reason in {
+        "LeViT": "two of 22 weights, both after attention and Hardswish, are 1.8 × off",
+        "NF-ResNet": "its one weight, after 30 standardised ones, is 1.53 × off",
+    }.items()
+}
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -24,10 +31,19 @@ def test_predicted_is_measured_in_transformers(family: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("family", [*FAMILIES, *zoo.HUGGING_FACE])
+@pytest.mark.parametrize("family", [pytest.param(f, marks=NOT_YET.get(f, ())) for f in zoo.TIMM])
+def test_predicted_is_measured_in_timm(family: str) -> None:
+    """All but one: a gate of a few units in a small network is nearly the same for all examples, few numbers a draw."""
+    found = row(family, zoo.TIMM[family], draws=24)
+    assert found.near >= found.measured - (found.measured > 20), found
+    assert 1 / 3 < found.worst < 3, found
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("family", [*FAMILIES, *zoo.HUGGING_FACE, *zoo.TIMM])
 def test_no_weight_is_skipped_in_silence(family: str) -> None:
     torch.manual_seed(0)
-    model, example = {**FAMILIES, **zoo.HUGGING_FACE}[family]()
+    model, example = {**FAMILIES, **zoo.HUGGING_FACE, **zoo.TIMM}[family]()
     plan = unitvar.plan(model, example)
     weights = {n for n, p in model.named_parameters(remove_duplicate=False) if p.dim() > 1}
     assert weights == set(plan.skipped) | {layer.name for layer in plan}

@@ -6,15 +6,13 @@ After Hendrycks & Gimpel, *Adjusting for Dropout Variance in Batch Normalization
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from unitvar import init
-from unitvar.activations import ActivationMoments, activation_moments
-
 if TYPE_CHECKING:
-    from unitvar import plot
+    from unitvar import init, plot
+    from unitvar.activations import ActivationMoments, activation_moments
     from unitvar.batchnorm import BatchNormReport, reestimate_bn_, reestimated_bn
     from unitvar.flow import History, VarianceReport, measure, watch
-    from unitvar.initialize import LayerPlan, Plan, initialize_, plan
-    from unitvar.rules import Moments, rule
+    from unitvar.moments import Moments, rule
+    from unitvar.planning import LayerPlan, Plan, initialize_, plan
     from unitvar.running.modes import dropout_off
 
 __all__ = [
@@ -38,24 +36,28 @@ __all__ = [
     "watch",
 ]
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
-# Where a name lives that is imported on first use, so that `import unitvar` stays cheap.
+# Where a name lives that is imported on first use: `unitvar --help` need not wait for torch, nor `import unitvar` for
+# what it does not use.
 _LATER = {
+    "ActivationMoments": "unitvar.activations",
     "BatchNormReport": "unitvar.batchnorm",
     "History": "unitvar.flow",
-    "LayerPlan": "unitvar.initialize",
-    "Moments": "unitvar.rules",
-    "Plan": "unitvar.initialize",
+    "LayerPlan": "unitvar.planning",
+    "Moments": "unitvar.moments",
+    "Plan": "unitvar.planning",
     "VarianceReport": "unitvar.flow",
+    "activation_moments": "unitvar.activations",
     "dropout_off": "unitvar.running.modes",
-    "initialize_": "unitvar.initialize",
+    "init": "unitvar",
+    "initialize_": "unitvar.planning",
     "measure": "unitvar.flow",
-    "plan": "unitvar.initialize",
+    "plan": "unitvar.planning",
     "plot": "unitvar",
     "reestimate_bn_": "unitvar.batchnorm",
     "reestimated_bn": "unitvar.batchnorm",
-    "rule": "unitvar.rules",
+    "rule": "unitvar.moments",
     "watch": "unitvar.flow",
 }
 

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Fans", "fans", "gain", "normal_", "orthonormal_", "sphere_", "uniform_"]
 
+_BLOCK = 1 << 16  # numbers at a time, where a weight cannot be filled in place
+
 MODES = ("forward", "backward", "mean", "paper")
 
 
@@ -202,11 +204,12 @@ def sphere_(
     ratio = 1.0 if mode == "paper" else fan.ratio  # the paper's §2.2 leaves the fans out
     radius = _radius(gain, nonlinearity, dropout, mode, ratio, next_nonlinearity, next_dropout)
 
+    def fill_rows(work: Tensor) -> None:
+        work.normal_(generator=generator)
+        _normalise_(work, range(1, work.dim()), radius)
+
     def fill(work: Tensor) -> None:
         work.normal_(generator=generator)
-        if not transposed:
-            _normalise_(work, range(1, work.dim()), radius)
-            return
         # The taps of a phase are those an output sees: every stride-th, from an offset on.
         parts = work.view(groups, -1, *work.shape[1:])
         phases = [(slice(None),) * 3 + phase for phase in _phases(fan.stride)]
@@ -215,7 +218,7 @@ def sphere_(
         for part in seen:
             _normalise_(part, (1, *range(3, part.dim())), radius * math.sqrt(len(phases) / len(seen)))
 
-    return _filled(weight, fill)
+    return _filled(weight, fill if transposed else fill_rows, by_rows=not transposed)
 
 
 def orthonormal_(
@@ -295,7 +298,11 @@ def normal_(
     """
     fan = fans(weight, transposed=transposed, groups=groups, stride=stride)
     radius = _radius(gain, nonlinearity, dropout, mode, fan.ratio, next_nonlinearity, next_dropout)
-    return _filled(weight, lambda work: work.normal_(0.0, radius / math.sqrt(fan.fan_in), generator=generator))
+
+    def fill(work: Tensor) -> None:
+        work.normal_(0.0, radius / math.sqrt(fan.fan_in), generator=generator)
+
+    return _filled(weight, fill, by_rows=True)
 
 
 def uniform_(
@@ -329,7 +336,7 @@ def uniform_(
         bound = radius * math.sqrt(3 / fan.fan_in)
         work.uniform_(-bound, bound, generator=generator)
 
-    return _filled(weight, fill)
+    return _filled(weight, fill, by_rows=True)
 
 
 def _radius(
@@ -351,8 +358,11 @@ def _radius(
     return float(given)
 
 
-def _filled(weight: Tensor, fill: Callable[[Tensor], object]) -> Tensor:
-    """Run fill on the weight, or on a float32 stand-in where its own dtype is too coarse to compute in."""
+def _filled(weight: Tensor, fill: Callable[[Tensor], object], *, by_rows: bool = False) -> Tensor:
+    """Run fill on the weight, or on a stand-in where its own dtype is too coarse or its memory is in another order.
+
+    By rows, the stand-in is a block of some rows. The numbers are those of a plain float32 weight in either case.
+    """
     if not weight.is_floating_point():
         raise TypeError(f"A weight of dtype {weight.dtype} cannot be initialised; it must be floating-point.")
     if weight.is_meta:
@@ -360,14 +370,25 @@ def _filled(weight: Tensor, fill: Callable[[Tensor], object]) -> Tensor:
     if not weight.numel():
         warnings.warn("Initializing zero-element tensors is a no-op", stacklevel=3)
         return weight
+    dtype = weight.dtype if weight.dtype == torch.float64 else torch.float32
     with torch.no_grad():
-        if weight.dtype in (torch.float32, torch.float64):
+        if weight.dtype == dtype and weight.is_contiguous():
             fill(weight)
-        else:
-            stand_in = torch.empty_like(weight, dtype=torch.float32)
-            fill(stand_in)
-            weight.copy_(stand_in)
+            return weight
+        blocks = _blocks(weight) if by_rows else [weight]
+        stand_in = torch.empty((max(map(len, blocks)), *weight.shape[1:]), dtype=dtype, device=weight.device)
+        for rows in blocks:
+            fill(stand_in[: len(rows)])
+            rows.copy_(stand_in[: len(rows)])
     return weight
+
+
+def _blocks(weight: Tensor) -> list[Tensor]:
+    """Cut a weight into blocks of rows that draw the same numbers one by one as all at once."""
+    # torch draws normal numbers by sixteens, and fewer than sixteen in another way.
+    step = max(1, _BLOCK // (16 * weight[0].numel())) * 16
+    starts = list(range(0, max(1, len(weight) - 15), step))
+    return [weight[i:j] for i, j in itertools.pairwise([*starts, len(weight)])]
 
 
 def _normalise_(rows: Tensor, dims: Iterable[int], radius: float) -> None:

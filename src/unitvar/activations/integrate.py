@@ -1,8 +1,8 @@
 """Gaussian integrals of any elementwise function, smooth or not.
 
-scipy's adaptive Gauss–Kronrod does the integration. What it cannot know is where f or f' jumps: between its nodes a
-jump goes unseen, and an odd number of nodes even puts one *on* the kink of a ReLU. So the jumps are found first, to
-machine precision, and become edges of the panels.
+Panels end wherever f or f' does something sudden (:mod:`unitvar.activations.features`). On each of them a Gauss rule is
+compared with the same rule on its halves, and a panel is halved until they agree. What comes out is held against a
+second opinion that shares no point with it: the mean over all probes.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from unitvar.activations.check import _Function, evaluate
+from unitvar.activations.check import _Function, evaluate, heights
+from unitvar.activations.features import GAP, Probes, hidden, jumps, probes, survey
 
 __all__ = ["integrals"]
 
@@ -23,7 +24,11 @@ Array: TypeAlias = NDArray[np.float64]
 _REACH = 10.0  # standard deviations on either side, to begin with; the density there is 8e-23
 _FARTHEST = 37.0  # beyond it the density underflows
 _STEP = 2 * _REACH / 4096
-_CUTS = {parts: np.arange(1, parts)[:, None] / parts for parts in (4, 16)}
+_CHUNK = 1 << 13  # points a call: what fits a cache is several times faster
+_MOST = 1 << 21  # points for all panels together, under a second
+_LUCKY = 4  # bumps narrower than the probes' gaps; where more of them are met, others will have been missed
+_REMEDY = "Smooth it, or average it over draws of your own."
+_NODES, _WEIGHTS = (a / 2 for a in np.polynomial.legendre.leggauss(15))
 
 
 class _Integrand:
@@ -33,15 +38,21 @@ class _Integrand:
         self.fn, self.mean, self.std = fn, mean, std
         self.eps = torch.finfo(torch.float64).eps
 
+    def __str__(self) -> str:
+        return f"{self.fn.label} under N({self.mean:g}, {self.std:g}²)"
+
     def values(self, t: Array) -> tuple[Array, Array]:
         x = self.mean + self.std * t
         y, slope = evaluate(self.fn, torch.from_numpy(x))
         self.eps = torch.finfo(y.dtype).eps
         return y.double().numpy(), slope.numpy()
 
-    def weighted(self, t: Array) -> Array:
+    def heights(self, t: Array) -> Array:
+        return heights(self.fn, torch.from_numpy(self.mean + self.std * t)).double().numpy()
+
+    def weighted(self, t: Array, values: tuple[Array, Array]) -> Array:
         """Return f, f², f'² and z f f', each times the density of t, along a new first axis."""
-        f, df = self.values(t)
+        f, df = values
         z = self.mean + self.std * t
         return np.stack([f, f * f, df * df, z * f * df]) * (np.exp(-t * t / 2) / math.sqrt(2 * math.pi))
 
@@ -55,31 +66,44 @@ def integrals(fn: _Function, mean: float, std: float) -> tuple[float, float, flo
             raise ValueError(f"{fn.label} is not finite at {mean:.6g}: f = {f}, f' = {df}.")
         return f, f * f, df * df, mean * f * df
     with np.errstate(over="ignore", invalid="ignore"):
-        grid, size = _support(integrand)
-    edges = _edges(integrand, grid)
-    estimate = _integrate(integrand, edges, size)
+        grid, coarse, size = _support(integrand)
+        fine = _refined(integrand, grid, coarse)
+        laid = probes(float(grid[0]), float(grid[-1]), fine[0].size)
+        seen = survey(integrand.heights, laid, fine[0])
+        _finite(integrand, laid.bounds[:-1], seen.off + seen.second)
+        pins, ramps = jumps(integrand.values, grid, fine)
+    tolerance = max(1e-6, 1e3 * integrand.eps) * math.sqrt(float(seen.second.sum())) + 1e-300
+    between = hidden(integrand.heights, integrand.values, laid, seen.off, pins, tolerance)
+    if between.lucky > _LUCKY:
+        raise ValueError(
+            f"{integrand} is finer than what can be integrated: {between.lucky} bumps narrower than {GAP / 4:g} "
+            f"standard deviations were met, and others may not have been. {_REMEDY}"
+        )
+    found = [pins, ramps, between.edges, laid.bounds[[0, -1]]]
+    compared = np.ones(seen.off.size, dtype=bool)
+    compared[between.cells] = False  # panels are finer than the probes there
+    estimate, part, size = _integrate(integrand, _edges(integrand, grid, np.concatenate(found)), size, laid, compared)
+    for name, drawn, ours, unit in zip(("E f", "E f²"), (seen.first, seen.second), part, size, strict=False):
+        if abs(float(drawn[compared].sum()) - ours) > 1e-4 * unit:
+            _check(integrand, laid, compared, name, float(ours), float(unit))
     return estimate[0], estimate[1], estimate[2], estimate[3]
 
 
-def _support(integrand: _Integrand) -> tuple[Array, Array]:
-    """Return a grid wide enough to hold all but 1e-13 of every integral, and the integrals of absolute values."""
+def _support(integrand: _Integrand) -> tuple[Array, tuple[Array, Array], Array]:
+    """Return a grid wide enough to hold all but 1e-13 of every integral, f and f' on it, and integrals of |values|."""
     reach = _REACH
     while True:
         # An even number of points keeps the grid off the mean, where an activation likes to have its kink.
         grid = np.linspace(-reach, reach, 2 * round(reach / _STEP))
-        weighted = np.abs(integrand.weighted(grid))
+        values = integrand.values(grid)
+        weighted = np.abs(integrand.weighted(grid, values))
         if not np.isfinite(weighted).all():
             if reach > _REACH:
                 break
-            bad = grid[~np.isfinite(weighted).all(axis=0)]
-            at = integrand.mean + integrand.std * bad[np.abs(bad).argmin()]
-            raise ValueError(
-                f"{integrand.fn.label} or its slope or square is not finite at {at:.6g}, within the reach of "
-                f"N({integrand.mean:g}, {integrand.std:g}²); clamp its input or choose another mean and std."
-            )
+            _finite(integrand, grid, weighted.sum(axis=0))
         size = weighted.sum(axis=1) * (grid[1] - grid[0])
         if (weighted[:, [0, -1]].max(axis=1) <= 1e-13 * size).all():
-            return grid, np.where(size > 0, size, 1.0)
+            return grid, values, size
         if reach >= _FARTHEST:
             break
         reach = min(1.5 * reach, _FARTHEST)
@@ -89,79 +113,100 @@ def _support(integrand: _Integrand) -> tuple[Array, Array]:
     )
 
 
-def _edges(integrand: _Integrand, grid: Array) -> Array:
+def _finite(integrand: _Integrand, t: Array, values: Array) -> None:
+    if not np.isfinite(values).all():
+        bad = t[~np.isfinite(values)]
+        at = integrand.mean + integrand.std * bad[np.abs(bad).argmin()]
+        raise ValueError(
+            f"{integrand.fn.label} or its slope or square is not finite at {at:.6g}, within the reach of "
+            f"N({integrand.mean:g}, {integrand.std:g}²); clamp its input or choose another mean and std."
+        )
+
+
+def _refined(integrand: _Integrand, grid: Array, coarse: tuple[Array, Array]) -> tuple[Array, Array]:
+    """Return f and f' on the grid and at three points between any two of its own."""
+    inner = grid[:-1, None] + np.diff(grid)[:, None] * (np.arange(1, 4) / 4)
+    within = integrand.values(inner.ravel())
+    both = []
+    for ends, new in zip(coarse, within, strict=True):
+        rows = np.concatenate([ends[:-1, None], new.reshape(inner.shape)], axis=1)
+        both.append(np.append(rows.ravel(), ends[-1]))
+    return both[0], both[1]
+
+
+def _edges(integrand: _Integrand, grid: Array, found: Array) -> Array:
     """Return the edges of panels on which f and f' are smooth."""
     low, high = grid[0], grid[-1]
     whole = np.arange(-8, 9)  # activations do what they do near zero, at unit scale
-    edges = np.concatenate(
-        [np.linspace(low, high, 17), (whole - integrand.mean) / integrand.std, _jumps(integrand, grid)]
-    )
+    edges = np.concatenate([np.linspace(low, high, 17), (whole - integrand.mean) / integrand.std, found])
     edges = np.unique(edges[(edges >= low) & (edges <= high)])
     apart: Array = edges[np.concatenate([[True], np.diff(edges) > 1e-13 * np.maximum(1, np.abs(edges[1:]))])]
     return apart
 
 
-def _jumps(integrand: _Integrand, grid: Array) -> Array:
-    """Find where f or f' jumps, by zooming into every interval of the grid at once.
+def _integrate(
+    integrand: _Integrand, edges: Array, size: Array, laid: Probes, compared: NDArray[np.bool_]
+) -> tuple[list[float], Array, Array]:
+    """Return the four integrals, what of them lies in the cells that are compared, and those of absolute values."""
+    tolerance = max(1e-11, integrand.eps)  # of the difference, which is far above the error of the better value
 
-    Cut an interval into equal parts. Where g is smooth the increments agree to second order, so the one that stands out
-    does so ever less with each zoom; across a jump it does not shrink at all.
-    """
-    density = np.exp(-grid * grid / 2)
-    density /= density.sum()
-    inner = grid[:-1] + np.diff(grid) * _CUTS[4]
-    ends, within = integrand.values(grid), integrand.values(inner.ravel())
-    found = []
-    for channel in (0, 1):
-        g = ends[channel]
-        negligible = 1e-9 * math.sqrt(float(density @ (g * g))) + 1e-300
-        left, width, parts = grid[:-1], np.diff(grid), 4
-        ladder = np.concatenate([g[None, :-1], within[channel].reshape(inner.shape), g[None, 1:]])
-        before = np.zeros(left.shape)
-        while True:
-            steps = np.diff(ladder, axis=0)
-            odd = np.abs(steps - np.median(steps, axis=0))
-            which, column = odd.argmax(axis=0), np.arange(left.size)
-            stands_out = odd[which, column]
-            # A kink shrinks with the parts, and f' sees it as a jump; a jump stays.
-            keep = (stands_out > negligible) & (stands_out > before / 2)
-            left, width = (left + width * which / parts)[keep], width[keep] / parts
-            low, high = (ladder[which + i, column][keep] for i in (0, 1))
-            before = stands_out[keep]
-            if not left.size or (width <= 4e-16 * np.maximum(1, np.abs(left))).all():
-                break
-            parts = 16  # few intervals are left, and a call costs more than its points
-            points = left + width * _CUTS[parts]
-            new = integrand.values(points.ravel())[channel].reshape(points.shape)
-            ladder = np.concatenate([low[None], new, high[None]])
-        found.append(left + width / 2)
-    return np.concatenate(found)
+    def over(left: Array, width: Array) -> tuple[Array, Array]:
+        """Integrate over panels, and the absolute values too."""
+        t = (left + width / 2)[:, None] + width[:, None] * _NODES
+        flat = t.ravel()
+        pieces = [integrand.weighted(part, integrand.values(part)) for part in _chunks(flat)]
+        weighted = np.concatenate(pieces, axis=1).reshape(4, *t.shape)
+        return weighted @ _WEIGHTS * width, np.abs(weighted) @ _WEIGHTS @ width
 
-
-def _integrate(integrand: _Integrand, edges: Array, size: Array) -> list[float]:
-    from scipy.integrate import cubature  # 150 ms: on first use, not with `import unitvar`
-
-    tolerance = max(1e-11, integrand.eps)  # of |Kronrod - Gauss|, which is far above the error of Kronrod
-
-    def over(left: Array, width: Array, subdivisions: int) -> tuple[Array, Array]:
-        """Integrate over panels, all mapped to (0, 1), so that each step of the rule is one call to f."""
-
-        def panels(u: Array) -> Array:
-            t = left + width * u
-            return np.moveaxis(integrand.weighted(t.ravel()).reshape(4, *t.shape), 0, -1) * width[:, None] / size
-
-        result = cubature(panels, [0.0], [1.0], rtol=0.0, atol=tolerance, max_subdivisions=subdivisions)
-        return result.estimate, result.error
-
+    counted = np.append(compared, [False, False])  # beyond the last cell, and before the first
     left, width = edges[:-1], np.diff(edges)
-    estimate, error = over(left, width, 0)
-    rough = (error > tolerance).any(axis=1)
-    if rough.any():  # few: where f turns within less than a panel
-        estimate[rough], error[rough] = over(left[rough], width[rough], 200)
-    worst = float(error.sum(axis=0).max())
+    whole, size_now = over(left, width)
+    total, part, error, size_done, points = np.zeros(4), np.zeros(4), np.zeros(4), np.zeros(4), left.size * 15
+    while left.size:
+        points += left.size * 30
+        if points > _MOST:
+            error += np.abs(whole).sum(axis=1)
+            break
+        middles = np.repeat(left, 2)
+        middles[1::2] += width / 2
+        halves, size_now = over(middles, np.repeat(width / 2, 2))
+        size = np.maximum(size, size_done + size_now)
+        unit = np.where(size > 0, size, 1.0)[:, None]
+        better = halves.reshape(4, -1, 2).sum(axis=2)
+        wrong = np.abs(whole - better) / unit
+        done = (wrong <= tolerance).all(axis=0) | (width < 1e-15 * np.maximum(1, np.abs(left)))
+        total += better[:, done].sum(axis=1)
+        size_done += np.abs(better[:, done]).sum(axis=1)
+        error += np.nan_to_num(wrong[:, done], nan=np.inf).sum(axis=1) * unit[:, 0]
+        cell = np.searchsorted(laid.bounds, left + width / 2) - 1
+        part += better[:, done & counted[cell]].sum(axis=1)
+        rest = np.repeat(~done, 2)
+        left, width, whole = middles[rest], np.repeat(width / 2, 2)[rest], halves[:, rest]
+    worst = float((error / np.where(size > 0, size, 1.0)).max())
     if not worst <= max(1e-9, 1e3 * tolerance):
         raise ValueError(
-            f"{integrand.fn.label} cannot be integrated under N({integrand.mean:g}, {integrand.std:g}²) to 1e-8 (the "
-            f"estimate is good to {worst:.0e}): it or its slope is singular or jumps too often. Smooth or clamp it."
+            f"{integrand} cannot be integrated to 1e-8 (the estimate is good to {worst:.0e}): it or its slope is "
+            "singular, jumps too often or varies too fast. Smooth or clamp it, or choose a smaller std."
         )
-    return [float(v) for v in estimate.sum(axis=0) * size]
+    return [float(v) for v in total], part, size
+
+
+def _chunks(t: Array) -> list[Array]:
+    return np.split(t, range(_CHUNK, t.size, _CHUNK))
+
+
+def _check(
+    integrand: _Integrand, laid: Probes, compared: NDArray[np.bool_], name: str, ours: float, unit: float
+) -> None:
+    """Refuse an integral that is not that of the probes, to within what chance allows."""
+    points, weights = laid.points[compared], laid.weights[compared]
+    g = integrand.heights(points.ravel()).reshape(points.shape) ** (1 if name == "E f" else 2)
+    drawn = float(np.vdot(weights, g))
+    chance = float(np.linalg.norm(weights[:, 1:] * np.diff(g))) / math.sqrt(2)
+    rough = float(np.linalg.norm(weights[:, 1:-1] * np.diff(g, 2))) / math.sqrt(6)  # a trend is not chance
+    # Probes that cannot tell to within a hundredth do not confirm anything.
+    if abs(drawn - ours) > 6 * chance + 1e-4 * unit or rough > 1e-2 * max(unit, abs(drawn)):
+        raise ValueError(
+            f"{integrand} is finer than what can be integrated: {name} is {ours:.6g} by quadrature, but {drawn:.6g} ± "
+            f"{chance:.1g} over {g.size} points {GAP:g} standard deviations apart. {_REMEDY}"
+        )

@@ -19,14 +19,13 @@ from unitvar._torch import TorchDispatchMode, in_backward, own_buffers
 from unitvar.batchnorm.moments import Moments, batch_moments
 from unitvar.flow.tally import Layer, widest
 from unitvar.graph.op import Op, op_of, tensors_in
-from unitvar.rules import RULES
+from unitvar.moments import RULES
+from unitvar.moments.ops.pointwise import is_sum
+from unitvar.moments.ops.views import keeps_elements
 from unitvar.running.tracker import ParameterTracker
 
 __all__ = ["Meter", "is_measuring", "measuring"]
 
-_ONLY_HERE = {"aten._trilinear": (1,)}  # what autograd makes of bilinear
-_RESHAPES = {"aten.view", "aten._unsafe_view", "aten.reshape"}
-_FIRST = {("aten.mm", 0), ("aten.bmm", 0), ("aten.addmm", 1), ("aten.baddbmm", 1)}
 Sampler = Callable[[Layer, Tensor, Tensor], None]
 
 _measuring: ContextVar[bool] = ContextVar("unitvar_measuring", default=False)
@@ -141,23 +140,22 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self.tracker.derive(tensors_in(out if isinstance(out, (tuple, list)) else (out,)), tensors)
         elif tensors and isinstance(out, Tensor) and out.is_floating_point():
             self._weigh(op, args, out, backward)
-        if self.norms is not None and "batch_norm" in op.name and not backward:
+        if self.norms is not None and not backward and op.name in RULES and RULES[op.name].normalises:
             self._norm(op, op.bind(args, kwargs))
         return out
 
     def _goes_on(self, fresh: _Fresh, op: Op, args: tuple[Any, ...]) -> bool:
         """Say whether an op only completes the last pre-activation: its shape, or its bias."""
-        if op.name in _RESHAPES:
+        if keeps_elements(op.name):
             return args[0] is fresh.value
-        if op.name != "aten.add" or not isinstance(args[1], Tensor):
+        if not is_sum(op.name) or not isinstance(args[1], Tensor):
             return False
         other = args[1] if args[0] is fresh.value else args[0] if args[1] is fresh.value else None
         return isinstance(other, Tensor) and other.dim() < 2 and bool(self.tracker.owner(other))
 
     def _weigh(self, op: Op, args: tuple[Any, ...], out: Tensor, backward: bool) -> None:
         rule = RULES.get(op.name)
-        positions = _ONLY_HERE.get(op.name, rule.weights if rule is not None else ())
-        for position in positions:
+        for position in rule.weights if rule is not None else ():
             arg = args[position] if position < len(args) else None
             operand = arg if isinstance(arg, Tensor) else None
             name = self.tracker.owner(operand) if operand is not None and operand.dim() > 1 else None
@@ -181,9 +179,7 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.uses[name] += 1
         key = name, self.uses[name]
         if key not in self.layers:
-            # Units are channels; rows if the weight stands first in a product, columns if it stands second.
-            first = (op.name, position) in _FIRST
-            unit = 1 if "conv" in op.name else -2 if first else -1
+            unit = RULES[op.name].units(position)
             self.layers[key] = Layer(name, self.uses[name], op.name.partition(".")[2], unit)
         return self.layers[key]
 
@@ -209,7 +205,7 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _norm(self, op: Op, bound: list[Any]) -> None:
         assert self.norms is not None
         training = bound[op.names.index("training")] if "training" in op.names else True
-        if training and not op.name.endswith("backward") and bound[0].dim() > 1:
+        if training and bound[0].dim() > 1:
             path = self.path()
             self.uses[f"norm {path}"] += 1
             key = path, self.uses[f"norm {path}"]

@@ -10,17 +10,15 @@ from typing import Any
 from torch import nn
 
 from unitvar.graph import Graph, Node, Value, trace
-from unitvar.initialize.options import Options
-from unitvar.propagate import Propagation, gradients, known, propagate
-from unitvar.propagate.candidates import LAYERS, candidates
-from unitvar.propagate.given import actual, ancestors
-from unitvar.propagate.uses import followed
-from unitvar.rules import Rule
-from unitvar.rules.registry import find
+from unitvar.moments import Propagation, Rule, known, propagate
+from unitvar.moments.forward import rule_of
+from unitvar.moments.inputs import input_signals, other_axes
+from unitvar.moments.known import ancestors, followed
+from unitvar.moments.reverse import gradients
+from unitvar.moments.signal import Signal
+from unitvar.moments.uses import operands, use_of
 
 __all__ = ["Prediction", "predict"]
-
-_AS_GIVEN = Options("forward", "sphere", None, "measured", None, False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +49,11 @@ def predict(model: nn.Module, batch: Any, outputs: Sequence[float]) -> dict[tupl
 
 
 def _predicted(graph: Graph, outputs: Sequence[float]) -> dict[tuple[str, int], Prediction]:
-    found = propagate(graph, _AS_GIVEN.input_moments(graph), lambda _: None)
+    inputs = input_signals(graph, "measured")
+    found = propagate(graph, inputs, lambda _: None)
+    for others in other_axes(inputs) if found.mixed else ():  # perhaps another dimension counts examples
+        other = propagate(graph, others, lambda _: None, numbers=found.numbers)
+        found = other if other.mixed < found.mixed else found
     floats = [v for v in graph.outputs if v.dtype.is_floating_point]
     seeds = dict(zip(map(id, floats), outputs, strict=False)) if len(floats) == len(outputs) else {}
     back = gradients(graph, found, [seeds.get(id(v), 0.0) for v in graph.outputs]) if seeds else {}
@@ -66,43 +68,41 @@ def _predicted(graph: Graph, outputs: Sequence[float]) -> dict[tuple[str, int], 
 
 def _weight_ops(graph: Graph) -> Iterator[tuple[Node, Rule]]:
     for node in graph.nodes:
-        rule = find(node.name, node.op.overload, {})
-        # Of a cell, only the state it gives is known, not what its weights give.
-        if (
-            rule is not None
-            and rule.weights
-            and not node.name.endswith("_cell")
-            and any(o is not None and o.kind == "activation" for o in node.outputs)
-        ):
+        rule = rule_of(node, {})
+        if rule is not None and rule.weights and any(o is not None and o.kind == "activation" for o in node.outputs):
             yield node, rule
 
 
-def _uses(node: Node, rule: Rule, found: Propagation, back: dict[int, float]) -> Iterator[tuple[str, Prediction]]:
-    if node.name in LAYERS:
+def _uses(node: Node, rule: Rule, found: Propagation, back: dict[int, Signal]) -> Iterator[tuple[str, Prediction]]:
+    if rule.recurrent is not None:
         yield from _recurrent(node, rule, found)
         return
     output = node.outputs[0]
-    for position in rule.weights:
-        arg = node.args[position] if position < len(node.args) else None
-        for operand in arg if isinstance(arg, tuple) else (arg,):
-            if not isinstance(operand, Value) or operand.kind not in ("parameter", "derived") or len(operand.shape) < 2:
-                continue
-            if output is None or not any(v.kind in ("input", "activation") for v in node.inputs):
-                continue
-            m = found.states[id(output)].moments
-            gradient = float(back.get(id(output), 0.0)) if back else None
-            yield _owner(operand), Prediction(float(m.mean), float(m.second), gradient)
-            return
+    for _, operand in operands(node.args, rule):
+        if not isinstance(operand, Value) or operand.kind not in ("parameter", "derived") or len(operand.shape) < 2:
+            continue
+        if output is None or not any(v.kind in ("input", "activation") for v in node.inputs):
+            continue
+        signal, g = found.signal(output), back.get(id(output))
+        gradient = None if not back else 0.0 if g is None else float(g.second)
+        yield _owner(operand), Prediction(float(signal.mean), float(signal.second), gradient)
+        return
 
 
 def _recurrent(node: Node, rule: Rule, found: Propagation) -> Iterator[tuple[str, Prediction]]:
     """Give what input and state of a recurrence contribute to its gates; not their gradients, which go through time."""
+    assert rule.recurrent is not None
+    if len(rule.weights) > 1:  # of a cell, only the state it gives is known, not what its weights give
+        return
     biases = {v.name: v for v in node.inputs if v.kind == "parameter" and len(v.shape) == 1}
-    for candidate in candidates(node, rule, lambda value: found.states[id(value)]):
-        use = candidate.use
-        second = float(candidate.x.moments.second) * use.fan_in * actual(use.operand).second
+    for operand, x, _ in rule.recurrent(found.signal(node.args[0]), node.args, found.numbers.actual):
+        use = use_of(node, rule, 2, operand)
+        if use is None:
+            continue
+        second = float(x.second) * use.fan_in * found.numbers.actual(use.operand).second
         bias = biases.get(use.parameter.name.replace("weight", "bias"))
-        yield use.parameter.name, Prediction(0.0, second + (actual(bias).second if bias is not None else 0.0), None)
+        more = found.numbers.actual(bias).second if bias is not None else 0.0
+        yield use.parameter.name, Prediction(0.0, second + more, None)
 
 
 def _owner(operand: Value) -> str:
@@ -110,13 +110,5 @@ def _owner(operand: Value) -> str:
     parameter = followed(operand)
     if parameter is not None:
         return parameter.name
-    sizes = dict(_sizes(operand))
-    return max(ancestors(operand), key=lambda name: sizes.get(name, 0), default="")
-
-
-def _sizes(value: Value) -> Iterator[tuple[str, int]]:
-    if value.kind == "parameter" and value.tensor is not None:
-        yield value.name, value.tensor.numel()
-    elif value.node is not None:
-        for v in value.node.inputs:
-            yield from _sizes(v)
+    found = max(ancestors(operand), key=lambda p: 0 if p.tensor is None else p.tensor.numel(), default=None)
+    return "" if found is None else found.name

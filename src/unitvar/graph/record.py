@@ -78,6 +78,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if kwargs:
             tensors += tensors_in(kwargs.values())
         if not op.random and not any(self._tracked(t) for t in tensors):
+            if self.fake == "meta":  # a model without data still computes with numbers, such as positions
+                args, kwargs = _with_data(args), {k: _with_data(v) for k, v in kwargs.items()}
             return func(*args, **kwargs)  # a constant
         if op.inquiry or op.name.startswith("prim."):  # ``x.device`` and the like
             return self._run(func, args, kwargs, tensors)
@@ -197,7 +199,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         shares = _shares(tensor, [written for _, _, written in later])
         if not any(shares):
             return entry[1]
-        args = (entry[1], tuple(v for _, v, _ in later), shares)
+        boxes = tuple(_box(tensor, written) for _, _, written in later)
+        args = (entry[1], tuple(v for _, v, _ in later), shares, boxes)
         node = Node(_MERGE_OP, args, self.path())
         value = Value("activation", tensor, node=node)
         node.outputs = (value,)
@@ -237,6 +240,13 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.graph.outputs = [self.bound[id(t)][1] for t in flattened(result) if id(t) in self.bound]
 
 
+def _with_data(arg: Any) -> Any:
+    """Put the CPU in the place of the meta device."""
+    if isinstance(arg, torch.device) and arg.type == "meta":
+        return torch.device("cpu")
+    return tuple(_with_data(a) for a in arg) if type(arg) is tuple else arg
+
+
 def _fits(args: tuple[Any, ...]) -> bool:
     """Say whether a batch norm has as many scales as there are channels; if not, it is run, and raises."""
     weight = args[1] if len(args) > 1 else None
@@ -247,7 +257,22 @@ def _merge(self: Tensor, written: Tensor) -> Tensor:
     raise NotImplementedError  # never run: it only stands in a graph
 
 
-_MERGE_OP = Op(_merge, MERGE, ("self", "written", "shares"), (None, None, None), (), False, False, False)
+_MERGE_OP = Op(_merge, MERGE, ("self", "written", "shares", "boxes"), (None, None, None, None), (), False, False, False)
+
+
+def _box(read: Tensor, written: Tensor) -> tuple[tuple[int, int], ...] | None:
+    """Return from where to where, along each dimension of what is read, a write went; None if it is no box of it."""
+    if written.dim() != read.dim() or written.stride() != read.stride():
+        return None
+    offset = int(written.storage_offset()) - int(read.storage_offset())
+    strides = [int(stride) for stride in read.stride()]
+    starts = [0] * read.dim()
+    for d in sorted(range(read.dim()), key=lambda d: -strides[d]):
+        if read.shape[d] > 1:
+            starts[d], offset = divmod(offset, strides[d])
+    ends = [start + n for start, n in zip(starts, written.shape, strict=True)]
+    inside = all(start >= 0 and end <= n for start, end, n in zip(starts, ends, read.shape, strict=True))
+    return tuple(zip(starts, ends, strict=True)) if inside and offset == 0 else None
 
 
 def _shares(read: Tensor, written: list[Tensor]) -> tuple[float, ...]:

@@ -1,0 +1,1 @@
+"""The reproduction of Hendrycks & Gimpel: experiments, their report and the command line."""

@@ -1,0 +1,1 @@
+"""One file or folder for each table or figure: its claim, its trial, its summary."""

@@ -1,0 +1,186 @@
+"""The VGG on CIFAR-10."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from unitvar_reproduction.experiments.section import Grid, Payload, Section, precision, verdict
+from unitvar_reproduction.experiments.vgg.experiment import DOUBT, written_error
+from unitvar_reproduction.experiments.vgg.trial import NAMES, Trial
+from unitvar_reproduction.statistics import Estimate, estimate
+from unitvar_reproduction.values import VGG_ERRORS
+
+__all__ = ["vgg"]
+
+TITLES = {"nesterov": "Nesterov momentum", "adam": "Adam"}
+UNTRAINABLE = 0.01  # the rate of Nesterov momentum at which the paper says that He's does not train
+
+
+def vgg(p: Payload) -> Section:
+    """Figures 3 and 4."""
+    by = {(row["optimiser"], row["init"]): row for row in p["rows"]}
+    pairs = [
+        (name, by[name, "paper"], by[name, "he"]) for name in TITLES if {(name, "paper"), (name, "he")} <= by.keys()
+    ]
+    found = [
+        f"{TITLES[name]}: test error {written_error(ours, ' %')} with the paper's weights, {written_error(he, ' %')} "
+        f"with He's, each at its tuned rate{_difference(ours, he)}; {_learnt(ours)} of the rates learn with the "
+        f"paper's, {_learnt(he)} with He's."
+        for name, ours, he in pairs
+    ]
+    if ("nesterov", "he") in by and ("nesterov", "paper") in by:
+        found.append(
+            f"At Nesterov {UNTRAINABLE:g}, the paper's example: {_at(by['nesterov', 'paper'])} with the paper's "
+            f"weights, {_at(by['nesterov', 'he'])} with He's (validation error; chance is 90 %)."
+        )
+    if pairs:
+        found.append(
+            f"The first layer waits for at most {_epochs(_longest(ours for _, ours, _ in pairs))} with the paper's "
+            f"weights and {_epochs(_longest(he for *_, he in pairs))} with He's, at any rate: epochs in which its "
+            "gradient is below a tenth of what it later becomes."
+        )
+    added = [row for row in p["rows"] if row["init"] in ("plan", "measured")]
+    if added:
+        said = ", ".join(
+            f"{NAMES[row['init']]} with {TITLES[row['optimiser']]} {written_error(row, ' %')}" for row in added
+        )
+        where = "each at its tuned rate" if any(len(row["rates"]) > 1 for row in added) else "at the paper's tuned rate"
+        found.append(f"Of our own, {where}: {said}.")
+    gaps = [
+        100 * (noisy - error)
+        for row in p["rows"]
+        for rate, error, noisy in zip(row["rates"], row["errors"], row["dropout_on"], strict=True)
+        if rate in row["learnt"] and noisy is not None
+    ]
+    if gaps:
+        found.append(
+            f"With dropout left on, as in training, {sum(gap < 0 for gap in gaps)} of {len(gaps)} networks that learn "
+            "and were judged both ways err less than with it off; "
+            f"errors change by {min(gaps):+.1f} to {max(gaps):+.1f} points."
+        )
+    found += _faded(p["rows"])
+    base, images, done = p["config"]["base"], p["config"]["images"], p["done"]
+    cells = tuple(
+        (
+            TITLES[row["optimiser"]],
+            NAMES[row["init"]],
+            _learnt(row),
+            f"{row['rate']:g}" + ("" if len(row["rates"]) > 1 else " (only one)"),
+            f"{row['seeds']}",
+            written_error(row),
+            f"{VGG_ERRORS[row['optimiser'], row['init']]:g}" if (row["optimiser"], row["init"]) in VGG_ERRORS else "–",
+        )
+        for row in p["rows"]
+    )
+    rates = tuple(
+        (TITLES[row["optimiser"]], NAMES[row["init"]], f"{rate:g}", _ended(error), _measured(noisy))
+        for row in p["rows"]
+        for rate, error, noisy in sorted(zip(*(row[k] for k in ("rates", "errors", "dropout_on")), strict=True))[::-1]
+    )
+    heads = ("optimiser", "init", "rates that learn", "tuned rate", "seeds", "test error, %", "paper's, %")
+    name = p["experiment"]
+    return Section(
+        "Figures 3 and 4: VGG on CIFAR-10",
+        "Test error 7.41 % against He's 24.65 % with Nesterov momentum, 9.51 % against 10.54 % with Adam; with He's "
+        "weights more rates do not train at all, as 0.01 with Nesterov, and the first layer may wait for "
+        "dozens of epochs.",
+        tuple(found) or ("Not enough trials yet to compare.",),
+        f"{'Full size' if _full(base) else 'Shrunk'}: first stack {base['width']} wide (paper: "
+        f"64), {base['epochs']} epochs (150), batches of {base['batch']} (128), {images['training']:,} images, "
+        f"augmentation {'on' if base['augment'] else 'off'}{precision(base['precision'])}; {done['trials']} of "
+        f"{done['planned']} trials done. A rate learns if guessing gives so low a validation error less than once in "
+        f"{1 / DOUBT:,.0f} times. A test error is lower if the 95 % interval of the difference, paired over seeds, "
+        "says so; one seed cannot.",
+        (
+            Grid("Each initialisation at its tuned rate", heads, cells),
+            Grid(
+                "Validation error at the end, by rate, and with dropout left on as in training",
+                ("optimiser", "init", "rate", "error, %", "dropout on, %"),
+                rates,
+            ),
+        ),
+        (f"{name}.png", f"{name}_gradients.png", f"{name}_start.png"),
+        verdict=verdict(_parts(pairs), shrunk=not _full(base)),
+    )
+
+
+def _faded(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Say what the last weight puts out before training, with dropout on and off."""
+    last = {row["init"]: {mode: row["start"][mode][-1] for mode in ("on", "off")} for row in rows if row["start"]}
+    said = ", ".join(
+        f"{NAMES[init]} {' and '.join('not finite' if z is None else f'{z:.2g}' for z in both.values())}"
+        for init, both in last.items()
+    )
+    if said:
+        yield f"Before training, E z² of the last layer with dropout on and off: {said}."
+
+
+def _parts(pairs: Sequence[tuple[str, Mapping[str, Any], Mapping[str, Any]]]) -> Iterator[bool]:
+    """Judge each part of the claim: two errors, the rates that learn, the paper's example of one, the first layer.
+
+    Nothing before both initialisations have been tried at the same rates with both optimisers.
+    """
+    if len(pairs) < len(TITLES) or any(set(ours["rates"]) != set(he["rates"]) for _, ours, he in pairs):
+        return
+    for _, ours, he in pairs:
+        yield bool(ours["error"]) and (not he["error"] or _lower(ours, he))
+    yield sum(len(he["learnt"]) for *_, he in pairs) < sum(len(ours["learnt"]) for _, ours, _ in pairs)
+    for name, ours, he in pairs:
+        if name == "nesterov" and UNTRAINABLE in ours["rates"]:
+            yield UNTRAINABLE in ours["learnt"] and UNTRAINABLE not in he["learnt"]
+    yield _longest(ours for _, ours, _ in pairs) < _longest(he for *_, he in pairs)
+
+
+def _lower(row: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Return whether an error is lower than another beyond the interval of their difference over seeds.
+
+    A seed gives both the same images to train on in the same order. One alone cannot tell: two networks that differ in
+    nothing but the seed may differ by more than all test images explain.
+    """
+    over = _over_seeds(row, other)
+    return over is not None and over.mean < 0 and over.excludes_zero
+
+
+def _over_seeds(row: Mapping[str, Any], other: Mapping[str, Any]) -> Estimate | None:
+    """Estimate the difference of two errors over the seeds that both have; None with fewer than two."""
+    ours, others = row["by_seed"], other["by_seed"]
+    differences = [ours[seed] - others[seed] for seed in ours if seed in others]
+    return estimate(differences) if len(differences) > 1 else None
+
+
+def _difference(row: Mapping[str, Any], other: Mapping[str, Any]) -> str:
+    over = _over_seeds(row, other)
+    return f" (a difference of {over.percent()} points, paired by seed)" if over else ""
+
+
+def _full(base: Mapping[str, Any]) -> bool:
+    """Return whether trials have the paper's size, whatever the plan was called."""
+    paper = Trial("adam", 1e-3, "paper", 0)
+    return all(base[name] == getattr(paper, name) for name in ("width", "epochs", "batch"))
+
+
+def _learnt(row: Mapping[str, Any]) -> str:
+    return f"{len(row['learnt'])} of {len(row['rates'])}"
+
+
+def _longest(rows: Iterable[Mapping[str, Any]]) -> int:
+    """Return the most epochs that the first layer waits at any rate."""
+    return max(int(epochs) for row in rows for epochs in row["waited"])
+
+
+def _epochs(number: int) -> str:
+    return f"{number} epoch{'' if number == 1 else 's'}"
+
+
+def _measured(error: float | None) -> str:
+    return "–" if error is None else f"{100 * error:.1f}"
+
+
+def _ended(error: float | None, unit: str = "") -> str:
+    return "diverged" if error is None else _measured(error) + unit
+
+
+def _at(row: Mapping[str, Any]) -> str:
+    errors = dict(zip(row["rates"], row["errors"], strict=True))
+    return _ended(errors[UNTRAINABLE], " %") if UNTRAINABLE in errors else "not run"

@@ -1,0 +1,1 @@
+"""One training loop: its schedule, its checkpoints, several processes, and BatchNorm statistics after it."""

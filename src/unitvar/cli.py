@@ -1,0 +1,324 @@
+"""The command line: what is planned for a model of your own, and what flows through it.
+
+torch takes seconds to import, so it is imported when a command runs, not for its help.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.util
+import json
+import os
+import pkgutil
+import re
+import shutil
+import sys
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from unitvar.flow import VarianceReport
+
+__all__ = ["main"]
+
+DESCRIPTION = "Unit variance for PyTorch networks with dropout: plan and measure a model of your own."
+MODEL = "the model: package.module:name of a function that returns it, of its class, or of itself"
+SHAPES = "8x3x32x32 for standard normal numbers, or 8x16:int:1000 for whole numbers from 0 to 999"
+MOVED = {
+    *("reproduce", "table1", "stability", "depth", "zoo", "healthy", "reestimation", "forward", "backward", "digits"),
+    *("factors", "cost", "mnist", "vgg", "densenet", "tolerance", "report"),
+}
+"""Commands of version 0.1 that are the reproduction's now."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; return the exit status."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if given and given[0] in MOVED:
+        sys.stderr.write(
+            f"unitvar {given[0]} is now unitvar-paper {given[0]}; pip install ./reproduction from a checkout.\n"
+        )
+        return 2
+    options = _parser().parse_args(given or ["--help"])
+    try:
+        options.run(options)
+    except (ValueError, TypeError, OSError, ImportError) as error:
+        sys.stderr.write(_wrapped(f"unitvar: {error}") + "\n")
+        return 2
+    except KeyboardInterrupt:
+        sys.stderr.write("unitvar: interrupted\n")
+        return 130
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser("unitvar", description=DESCRIPTION)
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+
+    def command(name: str, run: Any, text: str) -> argparse.ArgumentParser:
+        found = commands.add_parser(name, help=text, description=text)
+        found.set_defaults(run=run)
+        return found
+
+    explain = command("explain", _explain, "The plan of a model, and what flows through it as it is and as planned.")
+    plan = command("plan", _plan, "The plan of a model: how every weight would be scaled, and why.")
+    measure = command("measure", _measure, "What flows through a model: variances of signals and gradients.")
+    for each in (explain, plan, measure):
+        _add_model(each)
+    plan.add_argument("--mode", help="forward, backward, mean or paper")
+    plan.add_argument("--distribution", help="sphere, orthonormal, normal or uniform")
+    plan.add_argument("--only", action="append", metavar="PATTERN", help="parameters to touch, such as 'head.*'")
+    plan.add_argument("--strict", action="store_true", default=None, help="refuse ops that are not understood")
+    for each in (explain, measure):
+        each.add_argument("--runs", type=_count, default=4, help="how often to run the model; default: 4")
+        each.add_argument("--plot", type=Path, metavar="FILE", help="draw what was measured: file.png, file.pdf, …")
+    activations = command("activations", _activations, "Moments, stability and gain of any activations.")
+    activations.add_argument(
+        "names", nargs="+", metavar="NAME", help="relu, torch.nn.functional.silu, my_package:act, …"
+    )
+    activations.add_argument("--mean", type=float, default=0.0, help="mean of the input; default: 0")
+    activations.add_argument("--std", type=float, default=1.0, help="standard deviation of the input; default: 1")
+    activations.add_argument("--dropout", type=float, default=0.0, help="drop probability, for the gain; default: 0")
+    for each in (plan, measure, activations):
+        each.add_argument("--json", action="store_true", help="print rows as JSON")
+    return parser
+
+
+def _add_model(command: argparse.ArgumentParser) -> None:
+    command.add_argument("model", help=MODEL)
+    command.add_argument(
+        "--input", action="append", default=[], metavar="SHAPE", help=f"{SHAPES}; once for each argument of the model"
+    )
+    command.add_argument(
+        "--kwargs", default="{}", metavar="JSON", help="arguments of the function or class: '{\"num_classes\": 10}'"
+    )
+    command.add_argument("--seed", type=int, default=0, help="of weights, inputs and masks; default: 0")
+
+
+def _count(text: str) -> int:
+    """Read a whole number of at least one."""
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not allowed: give 1 or more, or leave it out")
+    return int(text)
+
+
+def _explain(options: argparse.Namespace) -> None:
+    import torch
+
+    import unitvar
+
+    model, inputs = _ready(options)
+    before = _measured(model, inputs, options)
+    figure = _figure(2) if options.plot else None
+    if figure:
+        _draw(figure, 0, "as it is", before, model, inputs)
+    planned = unitvar.initialize_(model, inputs, generator=torch.Generator().manual_seed(options.seed + 2))
+    after = _measured(model, inputs, options)
+    for title, text in (("Plan", planned), ("As it is", before), ("As planned", after)):
+        _print(f"{title}\n{'─' * len(title)}\n{text}\n")
+    if figure:
+        _draw(figure, 1, "as planned", after, model, inputs)
+        _save(figure, options.plot)
+
+
+def _plan(options: argparse.Namespace) -> None:
+    import unitvar
+
+    model, inputs = _ready(options)
+    names = ("mode", "distribution", "only", "strict")
+    chosen = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
+    try:
+        planned = unitvar.plan(model, inputs, **chosen)
+    except (ValueError, TypeError):  # of what was chosen, in our own words
+        raise
+    except Exception as error:  # of the user's forward
+        raise _cannot_run(options, error) from error
+    _print(json.dumps(planned.rows, indent=2) if options.json else str(planned))
+
+
+def _measure(options: argparse.Namespace) -> None:
+    model, inputs = _ready(options)
+    report = _measured(model, inputs, options)
+    _print(json.dumps(report.rows, indent=2) if options.json else str(report))
+    if options.plot:
+        figure = _figure(1)
+        _draw(figure, 0, "", report, model, inputs)
+        _save(figure, options.plot)
+
+
+def _activations(options: argparse.Namespace) -> None:
+    import unitvar
+    from unitvar.init import drop_rate
+
+    keep = 1 - drop_rate("dropout", options.dropout)
+    rows: list[dict[str, Any]] = []
+    for name in options.names:
+        m = unitvar.activation_moments(_activation(name), options.mean, options.std)
+        gain = (keep * (options.mean**2 + options.std**2) / m.second) ** 0.5 if m.second else None
+        rows.append({"name": name, "mean": m.mean, "second": m.second, "slope": m.slope, "chi": m.chi, "gain": gain})
+    if options.json:
+        _print(json.dumps(rows, indent=2))
+        return
+    width = min(max(len("activation"), *(len(row["name"]) for row in rows)), 30)
+    _print(f"z ~ N({options.mean:g}, {options.std:g}²), dropout {options.dropout:g}\n")
+    _print(f"{'activation':{width}}" + "".join(f"{head:>9}" for head in ("E f", "E f²", "E f'²", "chi", "gain")))
+    for row in rows:
+        numbers = "".join(f"{row[key]:9.4f}" for key in ("mean", "second", "slope")) + f"{row['chi']:9.3f}"
+        numbers += f"{'–':>9}" if row["gain"] is None else f"{row['gain']:9.4f}"
+        # A name that is too long has a line of its own, so that no number is cut off.
+        _print(f"{row['name']:{width}}" + ("\n" + " " * width if len(row["name"]) > width else "") + numbers)
+    _print("\ngain: the row norm that keeps E z². chi > 1: depth amplifies deviations from it.")
+
+
+def _ready(options: argparse.Namespace) -> tuple[nn.Module, tuple[Tensor, ...]]:
+    """Build the model and draw its inputs."""
+    if not options.input:
+        raise ValueError(f"--input is missing: give the shape of each argument, {SHAPES}.")
+    _check_plot(getattr(options, "plot", None))
+    shapes = [_shape(text) for text in options.input]
+    keywords = _keywords(options.kwargs)
+
+    import torch
+
+    found = _imported(options.model, "package.module:name, from the folder that holds the package")
+    torch.manual_seed(options.seed)  # after an import, which may draw numbers
+    inputs = tuple(torch.randn(size) if below is None else torch.randint(below, size) for size, below in shapes)
+    return _built(options.model, found, keywords), inputs
+
+
+def _shape(text: str) -> tuple[list[int], int | None]:
+    """Read ``8x3x32x32`` or ``8x16:int:1000``: the shape, and below what whole numbers are."""
+    match = re.fullmatch(r"(\d+(?:x\d+)*)(?::int:(\d+))?", text)
+    if match is None:
+        raise ValueError(f"--input {text!r} is not a shape: write {SHAPES}.")
+    shape = [int(n) for n in match[1].split("x")]
+    if 0 in shape or match[2] == "0":
+        raise ValueError(f"--input {text!r} has a size of 0: write {SHAPES}.")
+    return shape, None if match[2] is None else int(match[2])
+
+
+def _keywords(text: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"--kwargs {text!r} is not JSON ({error}); write '{{\"num_classes\": 10}}'.") from error
+    if not isinstance(found, dict):
+        raise ValueError(f"--kwargs {text!r} is not a JSON object; write '{{\"num_classes\": 10}}'.")
+    return found
+
+
+def _built(path: str, found: Any, keywords: dict[str, Any]) -> nn.Module:
+    from torch import nn
+
+    if isinstance(found, nn.Module):
+        if keywords:
+            raise ValueError(f"{path} is a model, not a function or a class: --kwargs has nothing to go to.")
+        return found
+    if not callable(found):
+        raise ValueError(f"{path} is a {type(found).__name__}, not a function that returns a model, nor its class.")
+    try:
+        model = found(**keywords)
+    except Exception as error:  # the user's own code
+        raise ValueError(f"{path}(**{keywords}) failed: {type(error).__name__}: {error}") from error
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"{path}(**{keywords}) returned a {type(model).__name__}, not an nn.Module.")
+    return model
+
+
+def _activation(name: str) -> Any:
+    """Return a name as it is, and what an import path leads to."""
+    if "." not in name and ":" not in name:
+        return name
+    found = _imported(name, "package.module.function")
+    return found() if isinstance(found, type) else found
+
+
+def _imported(path: str, form: str) -> Any:
+    """Import what a path names, from the current folder too; ``form`` is how it should have been written."""
+    if "" not in sys.path:  # a console script does not look into the current folder by itself
+        sys.path.insert(0, "")
+    importlib.invalidate_caches()
+    try:
+        return pkgutil.resolve_name(path)
+    except Exception as error:  # whatever a module of the user's does while it is imported
+        raise ValueError(f"{path!r} cannot be imported ({type(error).__name__}: {error}); write {form}.") from error
+
+
+def _measured(model: nn.Module, inputs: tuple[Tensor, ...], options: argparse.Namespace) -> VarianceReport:
+    import torch
+
+    import unitvar
+
+    torch.manual_seed(options.seed + 1)  # the same masks before and after, and no number that the inputs have
+    try:
+        return unitvar.measure(model, inputs, runs=options.runs)
+    except Exception as error:  # of the user's forward
+        raise _cannot_run(options, error) from error
+
+
+def _cannot_run(options: argparse.Namespace, error: Exception) -> ValueError:
+    given = ", ".join(options.input)
+    return ValueError(f"{options.model} cannot be run on --input {given}: {type(error).__name__}: {error}")
+
+
+def _check_plot(path: Path | None) -> None:
+    """Refuse a picture that could not be saved, before anything runs."""
+    if path is None:
+        return
+    if importlib.util.find_spec("matplotlib") is None:
+        raise ValueError("--plot needs matplotlib: pip install 'unitvar[plot]'.")
+    from matplotlib.backend_bases import FigureCanvasBase
+
+    kinds = sorted(FigureCanvasBase.filetypes)
+    if path.suffix[1:].lower() not in kinds:
+        raise ValueError(f"--plot {path} is not a kind of picture: end it in .{', .'.join(kinds)}.")
+    if path.is_dir():
+        raise ValueError(f"--plot {path} is a folder; name a file in it.")
+    there = next(each for each in path.absolute().parents if each.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        raise ValueError(f"--plot {path} cannot be written, as {there} is no folder that can; name another.")
+
+
+def _figure(rows: int) -> Any:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(11, 4 * rows), layout="constrained", dpi=150)
+    figure.subplots(rows, 2)
+    return figure
+
+
+def _draw(
+    figure: Any, row: int, title: str, report: VarianceReport, model: nn.Module, inputs: tuple[Tensor, ...]
+) -> None:
+    from unitvar import plot
+
+    left, right = figure.axes[2 * row : 2 * row + 2]
+    report.plot(left)
+    plot.distributions(model, inputs, ax=right)
+    if title:
+        left.set_title(f"{title}: {left.get_title()}".removesuffix(": "))
+
+
+def _save(figure: Any, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path)
+    _print(f"Saved {path}")
+
+
+def _print(text: str) -> None:
+    sys.stdout.write(text + "\n")
+
+
+def _wrapped(text: str) -> str:
+    """Wrap lines to the width of the terminal, 80 columns where there is none; what has no spaces stays whole."""
+    width = shutil.get_terminal_size().columns
+    lines = (
+        textwrap.wrap(line, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False) or [""]
+        for line in text.split("\n")
+    )
+    return "\n".join(part for line in lines for part in line)

@@ -1,0 +1,193 @@
+"""LSTM, GRU and plain recurrences, as layers and as cells."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from unitvar.moments.ops.recurrence import FLAVOURS, LONGEST, SHARE, Layer, Stack, simulated, solved
+from unitvar.moments.rule import builtin
+from unitvar.moments.signal import Path, Signal
+
+__all__ = ["Reaching"]
+
+
+class Reaching(NamedTuple):
+    """What reaches a weight of a recurrence, whose op shows no pre-activation.
+
+    Attributes:
+        operand: the weight, as recorded.
+        x: the signal that reaches it.
+        share: the part of a gate's variance that it is to make.
+    """
+
+    operand: Any
+    x: Signal
+    share: float
+
+
+def _shared(x: Signal) -> float:
+    """Return the correlation that a weight gives its outputs at two steps."""
+    return min(1.0, max(0.0, x.pair("positions") / x.second)) if x.second > 0 else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Stacked:
+    """The arguments of a recurrent op, read: with a batch of sequences, or with a packed one.
+
+    Attributes:
+        groups: the tensors of each layer, in one direction and then the other: w_ih, w_hh, biases, projection.
+        directions: 1 or 2.
+        steps: how long the sequences are.
+        keep: the keep rate between layers.
+        time_first: whether the first dimension counts steps.
+    """
+
+    groups: tuple[tuple[Any, ...], ...]
+    directions: int
+    steps: int
+    keep: float
+    time_first: bool
+
+    @classmethod
+    def read(cls, args: Sequence[Any]) -> Stacked:
+        """Read arguments in schema order; the weights are the last list among them."""
+        at = max(i for i, a in enumerate(args) if isinstance(a, (tuple, list)))
+        _, layers, dropout, train, both, *batch_first = args[at + 1 :]
+        shape = args[0].shape
+        long = 1 if any(batch_first) and len(shape) == 3 else 0
+        steps = args[1].shape[0] if at == 3 else shape[long]  # packed: data, batch sizes, state, weights
+        directions = 2 if both else 1
+        size = len(args[at]) // (layers * directions)
+        groups = tuple(tuple(args[at][i * size : (i + 1) * size]) for i in range(layers * directions))
+        return cls(groups, directions, int(steps), 1.0 - float(dropout) if train else 1.0, not long)
+
+    @property
+    def layers(self) -> list[tuple[tuple[Any, ...], ...]]:
+        """Give the groups of each layer, one for each direction."""
+        return [self.groups[i : i + self.directions] for i in range(0, len(self.groups), self.directions)]
+
+    def stack(self, flavour: str, x: Signal) -> Stack:
+        """Say what to simulate."""
+        return Stack(flavour, self.steps, _shared(x), self.directions, self.keep)
+
+
+def _projection(group: Sequence[Any]) -> Any:
+    """Give the weight that projects the state of a layer, None if there is none."""
+    return group[-1] if len(group) % 2 else None
+
+
+def _norm(weight: Signal | None) -> float:
+    """Return the squared norm of a row."""
+    return 1.0 if weight is None else weight.shape[-1] * weight.second
+
+
+def _layer(group: Sequence[Signal], before: float) -> Layer:
+    """Read what makes the gates of a layer; before is what scales its input."""
+    bias = sum(b.second for b in group[2:] if len(b.shape) == 1)
+    return Layer(_norm(group[0]) * before, _norm(group[1]) * _norm(_projection(group)), bias)
+
+
+def _hidden(flavour: str, mean: float, second: float) -> Signal:
+    return Signal(mean, second, (1,), path=Path((flavour.replace("_", " "),)))
+
+
+def _steps_of(out: Signal, states: Sequence[float], time_first: bool) -> tuple[Signal, ...]:
+    """Describe each step: a state grows from zero. A long sequence ends as it has become."""
+    if len(out.shape) != 3:
+        return ()
+    steps = out.shape[0 if time_first else 1]
+    shape = (1, *out.shape[1:]) if time_first else (out.shape[0], 1, out.shape[2])
+    each = [*states, *(states[-1],) * steps][:steps]
+    return tuple(out.like(second=max(out.mean**2, s), shape=shape) for s in each)
+
+
+def _stacked(flavour: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    def forward(*args: Any) -> tuple[Signal, ...]:
+        x, call = args[0], Stacked.read(args)
+        layers, scale = [], x.second
+        for group, *_ in call.layers:
+            layers.append(_layer(group, scale))
+            scale = _norm(_projection(group))
+        made = simulated(call.stack(flavour, x), layers)
+        width = group[1].shape[-1]
+        axes = ("pbf" if call.time_first else "bpf") if len(x.shape) == 3 else "pf" if len(x.shape) == 2 else x.axes
+        var = max(1e-300, made.second - made.mean**2)
+        rho = (made.pair - made.mean**2) / var
+        # What examples and masks share of the input, the gates keep of it.
+        out = x.like(mean=made.mean, second=made.second, shape=(*x.shape[:-1], width * call.directions), axes=axes,
+                     correlation=x.alike.with_positions(max(-1.0, min(1.0, rho))), profile=None)  # fmt: skip
+        h = out.like(second=max(made.mean**2, made.states[-1]), shape=(1, width), axes="bf")
+        out = out.like(parts=_steps_of(out, made.states, call.time_first), joined=0 if call.time_first else 1)
+        cell = out.like(mean=0.0, second=made.cells[-1], shape=(1, width), axes="bf")
+        parts = tuple(p.scaled(math.sqrt(scale)) for p in out.parts)
+        return out.scaled(math.sqrt(scale), parts=parts), h.scaled(math.sqrt(scale)), cell
+
+    def actual(x: Signal, args: Sequence[Any], given: Callable[[Any], Signal]) -> Iterator[Reaching]:
+        """Walk the layers with the weights that they have."""
+        call = Stacked.read(args)
+        stack, before, scale = call.stack(flavour, x), [], x.second
+        for groups in call.layers:
+            known = [given(w) for w in groups[0]]
+            before.append(_layer(known, scale))
+            made = simulated(stack, before)
+            scale = _norm(_projection(known))
+            states = sum(made.states[:-1]) / len(made.states)  # a recurrence starts from zero
+            for group in groups:
+                yield Reaching(group[0], x, 1.0)
+                if _projection(group) is not None:
+                    yield Reaching(_projection(group), _hidden(flavour, made.mean, made.second), 1.0)
+                yield Reaching(group[1], _hidden(flavour, 0.0, states * scale), 1.0)
+            x = _hidden(flavour, 0.0, made.second * scale / call.keep)
+
+    def recurrent(x: Signal, args: Sequence[Any], given: Callable[[Any], Signal] | None = None) -> Iterator[Reaching]:
+        """Walk the layers: what reaches each is the state of the one before it, after its dropout."""
+        if given is not None:
+            yield from actual(x, args, given)
+            return
+        call = Stacked.read(args)
+        layers = call.layers
+        for groups, made in zip(layers, solved(call.stack(flavour, x), len(layers)), strict=True):
+            raw = out = _hidden(flavour, made.mean, made.second)
+            for group in groups:
+                weights = [(group[0], x, SHARE)]
+                if _projection(group) is not None:  # a projected state is made to have unit second moment
+                    weights.append((_projection(group), raw, 1.0))
+                    out = raw.scaled(made.second**-0.5)
+                weights.append((group[1], out, SHARE))
+                yield from (Reaching(*weight) for weight in weights)
+            x = out.like(second=out.second / call.keep)
+
+    return forward, recurrent
+
+
+def _cell(flavour: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    def forward(x: Signal, hidden: Any, *group: Any) -> Any:
+        given = [g for g in group if g is not None]
+        before = hidden[0] if isinstance(hidden, (tuple, list)) else hidden
+        made = simulated(Stack(flavour, LONGEST, _shared(x)), [_layer(given, x.second)])
+        second, cell = made.next(before.second)
+        shape = (*x.shape[:-1], group[1].shape[-1])
+        h = x.like(mean=min(made.mean, math.sqrt(second)), second=second, shape=shape)
+        return (h, x.like(mean=0.0, second=cell, shape=shape)) if flavour == "lstm" else h
+
+    def recurrent(x: Signal, args: Sequence[Any], given: Any = None) -> Iterator[Reaching]:
+        (made,) = solved(Stack(flavour, LONGEST, _shared(x)), 1)  # a cell does not see how long its loop is
+        yield Reaching(args[2], x, SHARE)
+        yield Reaching(args[3], _hidden(flavour, made.mean, made.second), SHARE)
+
+    return forward, recurrent
+
+
+def _steps(*args: Any) -> str:
+    x = args[0]
+    return x.axes[0 if Stacked.read(args).time_first else 1] if len(x.shape) == 3 else ""
+
+
+for _flavour in FLAVOURS:
+    _forward, _recurrent = _stacked(_flavour)
+    builtin(_flavour, word=_flavour.replace("_", " "), weights=(2,), recurrent=_recurrent, mixes=_steps)(_forward)
+    _forward, _recurrent = _cell(_flavour)
+    builtin(f"{_flavour}_cell", word=f"{_flavour} cell", weights=(2, 3), recurrent=_recurrent)(_forward)

@@ -1,0 +1,296 @@
+"""All that is known of a value on its way through a network, in one frozen record."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from unitvar.moments import axes as labels
+from unitvar.moments.correlation import KINDS, UNRELATED, Correlation
+from unitvar.moments.law import Axis, Field, constant, gaussian
+
+__all__ = ["Origin", "Path", "Signal", "least_seen"]
+
+
+def least_seen(*rows: tuple[float, ...]) -> tuple[float, ...]:
+    """Choose the mask that leaves least."""
+    return min(rows, key=lambda shares: sum(shares) / len(shares))
+
+
+@dataclass(eq=False, slots=True)
+class Origin:
+    """The identity of a tensor's elements: two views of them are functions of the same Gaussian.
+
+    Attributes:
+        home: the graph's value that the elements belong to.
+        chi: d log E z² / d log E z_0², where z_0 is the first pre-activation since the last norm.
+        axis: the Gaussian, as soon as a pointwise op asks for it.
+    """
+
+    home: Any = None
+    chi: float = 1.0
+    axis: Axis | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Path:
+    """How a value came to be.
+
+    Attributes:
+        words: the ops since the last weight, in words.
+        depth: how many weights there were since the last norm; None before the first one, -1 for noise and constants.
+        keep: the product of the keep rates since the last weight.
+        last: the last weight, if its scale is chosen.
+    """
+
+    words: tuple[str, ...] = ()
+    depth: int | None = None
+    keep: float = 1.0
+    last: str | None = None
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        """Give what makes a path worth telling: depth, then nearness to the last weight."""
+        return (0 if self.depth is None else self.depth + 1 if self.depth >= 0 else -1), -len(self.words)
+
+    def then(self, word: str) -> Path:
+        """Return the path with one more op."""
+        return replace(self, words=(*self.words, word)) if word else self
+
+
+@dataclass(frozen=True)
+class Signal:
+    """Hold the moments of an element of a tensor, over units, examples and draws of the weights.
+
+    An op makes the next record by :func:`dataclasses.replace`, and what it does not change travels on.
+
+    Attributes:
+        mean: E x.
+        second: E x².
+        shape: the tensor's shape.
+        axes: what each dimension counts: ``b`` examples, ``f`` features, ``p`` positions, ``c`` copies.
+        correlation: how alike two elements are, for each kind of pair. None: nothing is said, so that it stays what it
+            was before the op.
+        profile: along each spatial dimension, how the second moment is distributed (mean 1): where convolutions pad
+            with zeros, borders are quieter. None: evenly.
+        seen: on the way to a softmax, the share of each row that masks have left, all else being minus infinity; of a
+            boolean mask, the share of each row that is True.
+        total: the sum of a row along the last dimension, where it is known: 1 after a softmax.
+        width: of the scores of attention, how many features the tokens have.
+        terms: of the scores of attention, how many products each is a sum of.
+        tilt: of the weights of attention, what its output gains because keys and values come from the same tokens; and
+            what two of its outputs gain.
+        parts: the tensors that were joined, as long as nothing has mixed them.
+        joined: along which dimension.
+        sum_of: of a sum, what was added, each with its factor: a term that comes again is no other one.
+        rank: how many of its features have a life of their own, (tr Σ)² / tr Σ² for their covariance Σ; 0: all of them.
+        factors: of a product, its factors, which have nothing to do with each other.
+        statistic: the number that it nearly is, if it is an average over many elements, such as a variance; else 0.
+        average_of: the tensor that it is the mean of.
+        winners: of a gradient that goes to the largest of some elements, how many these are, negative for the smallest;
+            0: it goes to all.
+        inside: for each dimension, those that views have merged into it; see :mod:`unitvar.moments.axes`.
+        law: the values of an element as a function of the Gaussian that it goes back to; None: it is that Gaussian.
+        path: how it came to be.
+        origin: whose elements they are.
+    """
+
+    mean: float
+    second: float
+    shape: tuple[int, ...] = ()
+    axes: str = field(default="", kw_only=True, compare=False)
+    correlation: Correlation | None = field(default=None, kw_only=True, compare=False)
+    profile: tuple[Any, ...] | None = field(default=None, kw_only=True, repr=False, compare=False)
+    seen: tuple[float, ...] = field(default=(1.0,), kw_only=True, repr=False, compare=False)
+    total: float | None = field(default=None, kw_only=True, repr=False, compare=False)
+    width: float = field(default=0.0, kw_only=True, repr=False, compare=False)
+    terms: int = field(default=0, kw_only=True, repr=False, compare=False)
+    tilt: tuple[float, float] = field(default=(0.0, 0.0), kw_only=True, repr=False, compare=False)
+    parts: tuple[Signal, ...] = field(default=(), kw_only=True, repr=False, compare=False)
+    joined: int = field(default=0, kw_only=True, repr=False, compare=False)
+    sum_of: tuple[tuple[float, Signal], ...] = field(default=(), kw_only=True, repr=False, compare=False)
+    rank: float = field(default=0.0, kw_only=True, repr=False, compare=False)
+    factors: tuple[Signal, ...] = field(default=(), kw_only=True, repr=False, compare=False)
+    statistic: float = field(default=0.0, kw_only=True, repr=False, compare=False)
+    average_of: Origin | None = field(default=None, kw_only=True, repr=False, compare=False)
+    winners: float = field(default=0.0, kw_only=True, repr=False, compare=False)
+    inside: labels.Inside = field(default=(), kw_only=True, repr=False, compare=False)
+    law: Field | None = field(default=None, kw_only=True, repr=False, compare=False)
+    path: Path = field(default=Path(), kw_only=True, repr=False, compare=False)
+    origin: Origin | None = field(default=None, kw_only=True, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if len(self.axes) != len(self.shape):
+            object.__setattr__(self, "axes", labels.default(self.shape))
+        object.__setattr__(self, "inside", labels.normalised(self.axes, self.shape, self.inside))
+
+    @property
+    def var(self) -> float:
+        """Give the variance."""
+        return max(0.0, self.second - self.mean**2)
+
+    @property
+    def std(self) -> float:
+        """Give the standard deviation."""
+        return math.sqrt(self.var)
+
+    @property
+    def alike(self) -> Correlation:
+        """Give the correlations; none, where nothing is said."""
+        return self.correlation or UNRELATED
+
+    @property
+    def participating(self) -> float:
+        """Give the features of a position that have a life of their own."""
+        n = float(labels.features_in(self.inside))
+        return min(self.rank, n) if self.rank else n
+
+    def pair(self, kind: str) -> float:
+        """Return E x_1 x_2 for a kind of pair: "features", "positions", "neighbours", "examples" or "masks"."""
+        return self.mean**2 + float(getattr(self.alike, kind)) * self.var
+
+    def along(self, dim: int) -> float:
+        """Return E x_1 x_2 for two elements that differ along a dimension only."""
+        name = self.axes[dim]
+        return self.second if name == "c" else self.pair(labels.KIND[name])
+
+    def apart(self, way: str, pair: float, kind: str, same: float | None = None) -> float:
+        """Return E x_1 x_2 of two elements that differ in two ways.
+
+        What features share comes of weights across positions, what positions share of weights across features: not from
+        the same source. All else has one: what a weight makes of a mean is the same for all examples and positions.
+
+        Args:
+            way: in which way they differ.
+            pair: E x_1 x_2 of elements that differ in this way only.
+            kind: in which way they differ, too.
+            same: E x_1 x_2 of elements that differ in that way only; default: this signal's.
+        """
+        level, other = self.mean**2, self.pair(kind) if same is None else same
+        if way == kind:
+            return pair
+        if {way, kind} in ({"features", "positions"}, {"features", "neighbours"}) or (pair - level) * (
+            other - level
+        ) <= 0:
+            return level
+        return min(pair, other) if pair > level else max(pair, other)
+
+    def like(self, **changes: Any) -> Signal:
+        """Copy with changes; the law is no longer that of the elements."""
+        fresh: dict[str, Any] = {"law": None, "origin": None, "parts": (), "factors": (), "winners": 0.0, "sum_of": ()}
+        return replace(self, **{**fresh, "statistic": 0.0, "average_of": None, **changes})
+
+    def related(self, pairs: Mapping[str, float], **changes: Any) -> Signal:
+        """Copy with changes, and with these moments E x_1 x_2 for pairs of elements."""
+        made = self.like(**changes)
+        if made.var <= 1e-12 * made.second:
+            return made.like(correlation=UNRELATED)
+        known = {k: float(max(-1.0, min(1.0, (e - made.mean**2) / made.var))) for k, e in pairs.items()}
+        return made.like(correlation=made.alike._replace(**known))
+
+    def scaled(self, factor: float, **changes: Any) -> Signal:
+        """Multiply the tensor by a number."""
+        total = None if self.total is None else self.total * factor
+        tilt = self.tilt[0] * factor**2, self.tilt[1] * factor**2
+        made = {"mean": self.mean * factor, "second": self.second * factor**2, "total": total, "tilt": tilt}
+        return self.like(**{**made, **changes})
+
+    def summed(self, terms: Mapping[str, float], **changes: Any) -> Signal:
+        """Sum some elements.
+
+        Args:
+            terms: how many of each: ``{"p": 9}`` for nine positions, ``{"f": 4, "p": 9}`` for those of four features.
+            changes: what else is new.
+
+        Returns:
+            The sum, by the moments of all pairs of terms. What two sums share is what single terms share of it.
+        """
+        copies = terms.get("c", 1.0)
+        if copies != 1.0:
+            rest = {label: n for label, n in terms.items() if label != "c"}
+            return self.summed(rest, **changes).scaled(copies)
+        n = math.prod(terms.values())
+        return self._combined(n, self._pairs_among(terms), n * self.mean, 1.0, changes)
+
+    def _pairs_among(self, terms: Mapping[str, float]) -> list[tuple[str, float, float]]:
+        """List the ordered pairs of different terms: in which way they differ, how many there are, and E x_1 x_2."""
+        b, f, p = (terms.get(label, 1.0) for label in "bfp")
+        features, positions, examples = (self.pair(k) for k in ("features", "positions", "examples"))
+        both = self.apart("examples", examples, "positions")
+        counted = [
+            ("positions", b * f * p * (p - 1), positions),
+            ("features", b * f * (f - 1) * p, features),
+            ("features", b * f * (f - 1) * p * (p - 1), self.apart("features", features, "positions")),
+            ("examples", b * (b - 1) * f * p, examples),
+            ("examples", b * (b - 1) * f * p * (p - 1), both),
+            ("examples", b * (b - 1) * f * (f - 1) * p * p, self.apart("features", features, "examples")),
+        ]
+        return [(way, count, pair) for way, count, pair in counted if count]
+
+    def averaged(self, count: float, *, neighbours: bool = False, **changes: Any) -> Signal:
+        """Average over some positions: what they share stays, the rest shrinks by their number."""
+        n = max(1.0, count)
+        own = self.pair("neighbours" if neighbours else "positions")
+        return self._combined(n, [("positions", n * (n - 1), own)], self.mean, n**-2, changes)
+
+    def _combined(
+        self, n: float, within: list[tuple[str, float, float]], mean: float, scale: float, changes: dict[str, Any]
+    ) -> Signal:
+        """Sum n terms, of which so many pairs have these moments, and multiply second moments by a number."""
+        second = n * self.second + sum(count * pair for _, count, pair in within)
+        # The terms of two sums differ in the kind of the pair, and most of them in the way of the sum, too.
+        pairs = {}
+        for kind in KINDS:
+            both = sum(count * self.apart(way, pair, kind) for way, count, pair in within)
+            pairs[kind] = scale * (n * self.pair(kind) + both)
+        second = max(scale * second, mean**2)
+        return self.related(pairs, **{"mean": mean, "second": second, "total": None, "parts": (), **changes})
+
+    def maximum(self, count: float, kind: str = "neighbours") -> Signal:
+        """Take the largest over some elements, which are pairs of a kind."""
+        return self._extreme(count, kind, True)
+
+    def minimum(self, count: float, kind: str = "neighbours") -> Signal:
+        """Take the smallest over some elements."""
+        return self._extreme(count, kind, False)
+
+    def _extreme(self, count: float, kind: str, largest: bool) -> Signal:
+        field = self.field
+        rho = max(0.0, getattr(field.large.correlation, kind)) if field.large is not None else 0.0
+        shared = [axis for axis in field.noises if kind in axis.shared]
+        first, second, cross = field.extreme(max(1.0, count), rho, shared, largest)
+        made = self.like(mean=first, second=second)
+        if made.var <= 0:
+            return made
+        # Two maxima share what single elements share, in proportion.
+        ratio = (cross - first**2) / made.var / max(1e-12, getattr(self.alike, kind)) if rho > 1e-6 else 1.0
+        alike = {k: max(-1.0, min(1.0, ratio * v)) for k, v in self.alike._asdict().items()}
+        return made.like(correlation=Correlation(**alike))
+
+    @property
+    def field(self) -> Field:
+        """Give the law as a field: a Gaussian of these moments unless it is known better."""
+        if self.law is not None:
+            return self.law
+        if self.var <= 1e-24 * max(1.0, self.second) or not math.isfinite(self.second):
+            return constant(self.mean if math.isfinite(self.mean) else 0.0)
+        origin = self.origin or Origin()
+        if origin.axis is None:
+            origin.axis = gaussian(self.mean, self.std, self.alike, origin)
+        return Field(origin.axis.nodes, (), origin.axis)
+
+    @property
+    def source(self) -> Origin | None:
+        """Give the origin of the Gaussian that this is a function of; None if that is itself, or there is none."""
+        large = None if self.law is None else self.law.large
+        return None if large is None or large.origin is self.origin else large.origin
+
+    @property
+    def chi(self) -> float:
+        """Give d log E x² / d log E z², z the first pre-activation since the last norm."""
+        source = self.source
+        if source is not None and self.law is not None:
+            return self.law.growth() * source.chi
+        return self.origin.chi if self.origin is not None else 1.0

@@ -1,0 +1,148 @@
+"""plan() and initialize_(): every weight of a model, scaled for what reaches it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from unitvar.planning import fill, measured
+from unitvar.planning.layers import LayerPlan, Plan
+from unitvar.planning.options import Options, Overrides
+from unitvar.planning.solve import planned
+from unitvar.running.calling import device_of, moved
+from unitvar.running.example import check_example
+from unitvar.running.lazy import lazy_kept, lazy_on_failure, materialise, uninitialised
+from unitvar.running.modules import inner
+from unitvar.running.untouched import untouched
+
+__all__ = ["LayerPlan", "Plan", "initialize_", "plan"]
+
+Inputs = str | tuple[float, float] | list[tuple[float, float]]
+
+
+def plan(
+    model: nn.Module,
+    example: Any,
+    *,
+    mode: str = "forward",
+    distribution: str = "sphere",
+    only: str | Sequence[str] | None = None,
+    inputs: Inputs = "standard",
+    rules: Overrides | None = None,
+    strict: bool = False,
+) -> Plan:
+    r"""Compute the scale of every weight of a model, and change nothing.
+
+    The model is run once in train mode, on tensors without data, and the moments of its signals are followed from
+    op to op. A weight gets the row norm s that gives its output unit second moment, :math:`s^2 = 1 / E[x^2]`, where x
+    is what reaches it after all activations, dropouts, pools, sums and norms (or the norm of another ``mode``).
+
+    Args:
+        model: any module, in any mode, on any device, the meta device too.
+        example: a tensor; a tuple of positional arguments; a dict of keyword arguments.
+        mode: ``"forward"``, ``"backward"``, ``"mean"`` or ``"paper"``, as in :func:`unitvar.init.gain`.
+        distribution: ``"sphere"``, ``"orthonormal"``, ``"normal"`` or ``"uniform"``.
+        only: shell pattern or patterns on parameter names, any name of a tied one; all others keep their values.
+        inputs: ``"standard"`` (zero mean, unit variance), ``"measured"`` (the example's own), ``(mean, std)``, or a
+            list of those, one for each floating-point tensor.
+        rules: op name → rule, for this call; see :func:`unitvar.rule`. A pair is a rule and its backward factor; a
+            function alone keeps that of the op. A warning names an op that the model does not run.
+        strict: whether an op without a rule is an error.
+
+    Returns:
+        The plan; ``print`` it.
+
+    Example:
+        >>> net = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Dropout(0.5), nn.Linear(64, 10))
+        >>> print(plan(net, torch.zeros(1, 64)))  # doctest: +ELLIPSIS
+        sphere weights, mode forward: 2 weights, 0 left alone
+        ...
+    """
+    options = Options(mode, distribution, only, inputs, rules, strict)
+    check_example(example)
+    model = inner(model)
+    with lazy_kept(model):
+        _materialise(model, example)
+        return planned(model, example, options)
+
+
+def initialize_(
+    model: nn.Module,
+    example: Any,
+    *,
+    method: str = "analytic",
+    mode: str = "forward",
+    distribution: str = "sphere",
+    only: str | Sequence[str] | None = None,
+    inputs: Inputs = "standard",
+    rules: Overrides | None = None,
+    strict: bool = False,
+    generator: torch.Generator | None = None,
+) -> Plan:
+    """Fill every weight of a model, scaled for what reaches it, and zero the biases of those layers.
+
+    Norms, embeddings, frozen and parametrised weights stay as they are; the plan says so.
+
+    If planning or ``method="measured"`` fails, nothing has changed. Filling keeps no copy of the weights. An interrupt
+    (Ctrl-C) that comes meanwhile waits until all of them are filled; should memory run out, a note on the error says
+    which weights are filled.
+
+    Args:
+        model: as in :func:`plan`, changed in place.
+        example: as in :func:`plan`; real data for ``method="measured"`` or ``inputs="measured"``.
+        method: ``"analytic"``, or ``"measured"``: then one forward pass with dropout on rescales each weight when its
+            output appears, so that it has unit second moment on this batch, whatever the ops. With either, a bias that
+            ``only`` keeps comes on top. (Recurrences, whose ops show no pre-activation, and layers that the pass skips
+            at random keep their analytic scale.)
+        mode: as in :func:`plan`.
+        distribution: as in :func:`plan`.
+        only: as in :func:`plan`.
+        inputs: as in :func:`plan`.
+        rules: as in :func:`plan`.
+        strict: as in :func:`plan`.
+        generator: draws the weights, leaving the global random state alone; default: the global one.
+
+    Returns:
+        The plan that was followed; after ``method="measured"``, with the scales that came out: the root mean square of
+        the norms of a weight's rows.
+
+    Example:
+        >>> net = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Dropout(0.5), nn.Linear(64, 10))
+        >>> _ = initialize_(net, torch.zeros(1, 64))
+        >>> net[3].weight.norm(dim=1).round(decimals=4)[:3]
+        tensor([1., 1., 1.], grad_fn=<SliceBackward0>)
+    """
+    options = Options(mode, distribution, only, inputs, rules, strict, method)
+    check_example(example)
+    if generator is not None and not isinstance(generator, torch.Generator):
+        raise TypeError(
+            f"generator={generator!r} is not a torch.Generator or None; for a seed, pass "
+            "torch.Generator().manual_seed(seed), on the model's device."
+        )
+    model = inner(model)
+    with torch.inference_mode(False), lazy_on_failure(model):
+        _materialise(model, example)
+        made = planned(model, example, options)
+        if method == "measured":
+            parameters = dict(model.named_parameters())
+            touched = [parameters[n] for layer in made.layers for n in (layer.name, *layer.biases)]
+            with fill.kept_on_failure(touched, generator):
+                if (interrupt := fill.fill(model, made, generator)) is not None:
+                    raise interrupt
+                factors = measured.rescale(model, example, made)
+            scaled = (replace(x, scale=x.scale * factors.get(x.name, 1.0)) for x in made.layers)
+            return replace(made, layers=tuple(scaled))
+        interrupt = fill.fill(model, made, generator)
+    if interrupt is not None:  # here, where lazy layers keep what they were filled with
+        raise interrupt
+    return made
+
+
+def _materialise(model: nn.Module, example: Any) -> None:
+    if uninitialised(model) and device_of(model).type != "meta":
+        with untouched(model, attributes=False):
+            materialise(model, moved(example, device_of(model)))
