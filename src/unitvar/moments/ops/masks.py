@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from unitvar.moments.ops.pointwise import replayed
+from unitvar.moments.ops.views import gathered
 from unitvar.moments.rule import Call, builtin
 from unitvar.moments.signal import Signal, least_seen
 
@@ -27,15 +28,16 @@ def _taken(scores: Signal, left: tuple[float, ...]) -> Signal:
     return replace(scores, seen=least_seen(scores.seen, left))
 
 
-def _masked_gradient(g: Any, call: Call) -> tuple[Signal | None, ...]:
-    scores = next(a for a in call.args if isinstance(a, Signal) and a.shape == g[0].shape)
-    kept = sum(scores.seen) / len(scores.seen)
-    return tuple(
-        g[0].like(second=g[0].second * kept) if a is scores else None for a in call.args if isinstance(a, Signal)
-    )
+def _gradient(g: Any, call: Call) -> tuple[Signal | None, ...]:
+    """Hand the gradient to what the mask leaves: the largest of the operands that are no masks."""
+    out = next(part for part in g if part is not None)
+    operands = [a for a in call.args if isinstance(a, Signal)]
+    kept = max((a for a in operands if a.second != a.mean), key=lambda a: (a.path.rank, len(a.shape)), default=None)
+    share = 1.0 if kept is None else sum(kept.seen) / len(kept.seen)
+    return tuple(gathered(out.like(second=out.second * share), a) if a is kept else None for a in operands)
 
 
-@builtin("masked_fill", call=True, word="")
+@builtin("masked_fill", call=True, word="", gradient=_gradient)
 def masked_fill(call: Call) -> Signal | None:
     scores, mask, filled = call.args[:3]
     if _level(filled) > LOWEST:
