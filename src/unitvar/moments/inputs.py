@@ -73,6 +73,12 @@ def _measured(tensor: Tensor, shape: tuple[int, ...]) -> Signal:
     if not tensor.numel():
         return Signal(0.0, 0.0, shape, correlation=_WHITE)
     x = tensor.abs().double() if tensor.is_complex() else tensor.double()
+    if not bool(x.isfinite().all()):
+        bad = int((~x.isfinite()).sum())
+        raise ValueError(
+            f"{bad} of the example's {x.numel()} numbers are NaN or infinite, so its moments cannot be measured; pass "
+            "finite data, or inputs='standard' or (mean, std)."
+        )
     mean, second = float(x.mean()), float(x.square().mean())
     made = Signal(mean, max(second, mean**2), shape, correlation=_WHITE)
     if not tensor.is_floating_point() or x.dim() < 2:

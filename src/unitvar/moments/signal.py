@@ -93,6 +93,7 @@ class Signal:
             0: it goes to all.
         inside: for each dimension, those that views have merged into it; see :mod:`unitvar.moments.axes`.
         law: the values of an element as a function of the Gaussian that it goes back to; None: it is that Gaussian.
+        turn: how its dimensions were reordered since its origin; () if they were not.
         path: how it came to be.
         origin: whose elements they are.
     """
@@ -118,6 +119,7 @@ class Signal:
     winners: float = field(default=0.0, kw_only=True, repr=False, compare=False)
     inside: labels.Inside = field(default=(), kw_only=True, repr=False, compare=False)
     law: Field | None = field(default=None, kw_only=True, repr=False, compare=False)
+    turn: tuple[int, ...] = field(default=(), kw_only=True, repr=False, compare=False)
     path: Path = field(default=Path(), kw_only=True, repr=False, compare=False)
     origin: Origin | None = field(default=None, kw_only=True, repr=False, compare=False)
 
@@ -179,7 +181,15 @@ class Signal:
 
     def like(self, **changes: Any) -> Signal:
         """Copy with changes; the law is no longer that of the elements."""
-        fresh: dict[str, Any] = {"law": None, "origin": None, "parts": (), "factors": (), "winners": 0.0, "sum_of": ()}
+        fresh: dict[str, Any] = {
+            "law": None,
+            "origin": None,
+            "turn": (),
+            "parts": (),
+            "factors": (),
+            "winners": 0.0,
+            "sum_of": (),
+        }
         return replace(self, **{**fresh, "statistic": 0.0, "average_of": None, **changes})
 
     def related(self, pairs: Mapping[str, float], **changes: Any) -> Signal:

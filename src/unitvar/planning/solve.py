@@ -22,7 +22,7 @@ from unitvar.running.randomness import random_state_kept
 
 __all__ = ["planned"]
 
-_PASSES = 12  # over the graph, for weights that are used more than once, and for gradients that depend on signals
+_PASSES = 30  # over the graph, for weights that are used more than once, and for gradients that depend on signals
 _SAME = 1e-3  # a relative change of squared scales that is none
 
 
@@ -32,14 +32,15 @@ class _Pass:
     def __init__(self, allowed: dict[str, str | None], fixed: dict[str, float]) -> None:
         self.allowed, self.fixed = allowed, fixed
         self.records: dict[str, Record] = {}
+        self.silent: set[str] = set()
 
     def solve(self, weighing: Weighing) -> float | None:
         name = weighing.use.parameter.name
         if self.allowed.get(name, "") is not None:
             return None
-        if weighing.second <= 0:
-            self.allowed[name] = "no signal reaches it: what comes before is 0 everywhere"
-            return None
+        if weighing.second <= 0:  # perhaps a later use meets a signal, as after a state that starts from zero
+            self.silent.add(name)
+            return self.fixed.get(name)
         x = weighing.x
         record = self.records.get(name)
         if record is None:
@@ -124,6 +125,8 @@ class _Walker:
             self.graph, self.inputs, this.solve, zeroed=lambda name: self.allowed.get(name, "") is None,
             overrides=self.options.overrides, numbers=None if self.out is None else self.out.numbers,
         )  # fmt: skip
+        for name in this.silent - set(this.records):
+            self.allowed[name] = "no signal reaches it: what comes before is 0 everywhere"
         return this.records, self.out
 
     def first(self, fixed: dict[str, float]) -> tuple[dict[str, Record], Propagation]:
@@ -142,12 +145,15 @@ def _solved(graph: Graph, options: Options, allowed: dict[str, str | None], star
     walker = _Walker(graph, options, allowed)
     fixed = dict(start)
     records, out = walker.first(fixed)
-    # A weight that is used more than once gets one scale, which changes what reaches its later uses.
+    # A weight that is used more than once gets one scale, which changes what reaches its later uses: in steps that are
+    # the smaller, the oftener it is used, as the last of n uses meets the n-th power of a change.
     for _ in range(_PASSES):
-        shared = {n: r.square for n, r in records.items() if len(r.second_out) > 1 and n not in start}
-        if all(n in fixed and abs(s / fixed[n] - 1) < 1e-9 for n, s in shared.items()):
+        shared = {n: r for n, r in records.items() if len(r.second_out) > 1 and n not in start}
+        if all(n in fixed and abs(r.square / fixed[n] - 1) < 1e-6 for n, r in shared.items()):
             break
-        fixed.update(shared)
+        for name, record in shared.items():
+            before = fixed.get(name, record.square)
+            fixed[name] = before * (record.square / before) ** (2 / (1 + len(record.second_out)))
         records, out = walker.walk(fixed)
     squares = {name: start.get(name, record.square) for name, record in records.items()}
     notes: dict[str, str] = {}

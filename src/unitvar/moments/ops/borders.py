@@ -38,8 +38,10 @@ def _padded(x: Signal, amounts: Sequence[int]) -> tuple[tuple[int, ...], float]:
     return tuple(sizes), math.prod(real) / max(1, math.prod(sizes))
 
 
-def _pad_gradient(g: Signal, x: Signal, amounts: Sequence[int], *_: Any) -> tuple[Signal]:
+def _pad_gradient(g: Signal, x: Signal, amounts: Sequence[int], mode: Any = "constant", *_: Any) -> tuple[Signal]:
     shape, share = _padded(x, amounts)
+    if isinstance(mode, str) and mode != "constant":  # copies of the border hand their gradient back to it
+        share = 1.0
     energy = share * math.prod(shape) / max(1, math.prod(x.shape))
     return (g.like(second=g.second * energy, shape=x.shape, axes=x.axes),)
 

@@ -18,9 +18,9 @@ from unitvar.moments.correlation import KINDS
 from unitvar.moments.law import Axis, Field, constant, quantiles
 from unitvar.moments.ops.fine import finer_moments, is_plain
 from unitvar.moments.ops.noise import MOST
-from unitvar.moments.ops.views import gathered
+from unitvar.moments.ops.views import gathered, picked
 from unitvar.moments.rule import Call, Rule
-from unitvar.moments.signal import Path, Signal, least_seen
+from unitvar.moments.signal import Origin, Path, Signal, least_seen
 
 __all__ = ["POINTWISE", "is_sum", "replayed"]
 
@@ -44,6 +44,7 @@ def replayed(call: Call) -> Signal | None:
     """Follow signals through a pointwise op; None if it cannot be replayed."""
     if any(isinstance(a, tuple) and any(isinstance(t, Signal) for t in a) for a in call.args):
         return None
+    call = _told_apart(call)
     operands = [a for a in call.args if isinstance(a, Signal)]
     if not operands:
         return None
@@ -67,6 +68,24 @@ def replayed(call: Call) -> Signal | None:
     out = out.expand(*(1,) * len(noises), -1) if out.dim() == 1 else out
     made = _finished(call, operands, _tidied(Field(out, tuple(noises), large)), shape)
     return made if len(operands) > 1 or is_plain(call.name) else _refined(call, operands[0], made)
+
+
+def _told_apart(call: Call) -> Call:
+    """Take one tensor in two places, as x and its transpose are, for other elements with the same law."""
+    met: dict[int, Signal] = {}
+    args = list(call.args)
+    for i, x in enumerate(args):
+        if not isinstance(x, Signal) or x.origin is None:
+            continue
+        large = x.field.large
+        first = None if large is None else met.setdefault(id(large.key), x)
+        if first is not None and (first.shape, first.turn) != (x.shape, x.turn) and _many(first) and _many(x):
+            args[i] = replace(picked(x, x.shape, x.axes), origin=Origin(x.origin.home, x.origin.chi))
+    return replace(call, args=tuple(args))
+
+
+def _many(x: Signal) -> bool:
+    return math.prod(x.shape) > 1
 
 
 def _refined(call: Call, x: Signal, made: Signal) -> Signal:
@@ -162,7 +181,7 @@ def _finished(call: Call, operands: list[Signal], law: Field, shape: tuple[int, 
     axes = joined_axes(operands, shape)
     profile = next((x.profile for x in operands if x.profile is not None and x.shape == shape), None)
     made = Signal(
-        mean, second, shape, axes=axes, law=law, path=path, profile=profile, inside=main.inside,
+        mean, second, shape, axes=axes, law=law, path=path, profile=profile, inside=main.inside, turn=main.turn,
         seen=least_seen(*(x.seen for x in operands)), width=max(x.width for x in operands),
         terms=max(x.terms for x in operands),
     )  # fmt: skip

@@ -37,6 +37,9 @@ _PICK = (
 )  # fmt: skip
 
 
+_CUTS = ("chunk", "split", "split_with_sizes", "unsafe_chunk", "unsafe_split", "unsafe_split_with_sizes")
+
+
 def _first(call: Call) -> Signal:
     """Give the tensor that is moved; other arguments may be indices."""
     return signals_in(call.args)[0]
@@ -98,7 +101,10 @@ def turned(call: Call) -> Signal:
     order = _order(call.name, call.args, len(x.shape))
     shape = tuple(x.shape[d] for d in order)
     made = _moved(x, shape, "".join(x.axes[d] for d in order), tuple(x.inside[d] for d in order))
-    return replace(made, total=x.total if order and order[-1] == len(order) - 1 else None)
+    before = x.turn if len(x.turn) == len(order) else tuple(range(len(order)))
+    turn = tuple(before[d] for d in order)
+    kept = x.total if order and order[-1] == len(order) - 1 else None
+    return replace(made, total=kept, turn=() if turn == tuple(range(len(turn))) else turn)
 
 
 @builtin(*_REPEATED, call=True, word="")
@@ -183,15 +189,17 @@ def _cropped(call: Call, part: Signal, x: Signal) -> Signal:
 def _segment(call: Call, x: Signal, number: int) -> Signal | None:
     """Find the part of a joined tensor that is picked, if it is picked from one part only."""
     base, n = call.name.removeprefix("aten."), len(x.shape)
-    if not x.parts or base not in ("select", "slice", "narrow", "unbind"):
+    if not x.parts or base not in ("select", "slice", "narrow", "unbind", *_CUTS):
         return None
-    dim = int(call.args[1] if len(call.args) > 1 else 0) % n
+    place = 2 if base in _CUTS else 1
+    dim = int(call.args[place] if len(call.args) > place else 0) % n
     if dim != x.joined:
         return None
     size = x.shape[dim]
     first = number if base == "unbind" else int(call.args[2] or 0) if len(call.args) > 2 else 0
+    first = sum(shape[dim] for shape in call.shapes[:number]) if base in _CUTS else first
     first = first + size if first < 0 else first
-    last = first + (call.shapes[0][dim] if base in ("slice", "narrow") else 1)
+    last = first + (1 if base in ("select", "unbind") else call.shapes[number][dim])
     at = 0
     for part in x.parts:
         wide = part.shape[dim] if len(part.shape) == n else 1  # stacked ones have one each
