@@ -8,6 +8,7 @@ windows and examples, channels and pixels.
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 
 __all__ = ["KIND", "Inside", "default", "features_in", "label", "normalised", "viewed"]
 
@@ -30,6 +31,7 @@ def label(atoms: tuple[tuple[str, int], ...]) -> str:
     return next((c for c in "bfp" if c in names), "c")
 
 
+@lru_cache(maxsize=1 << 14)  # networks repeat their shapes
 def normalised(axes: str, shape: tuple[int, ...], inside: Inside) -> Inside:
     """Keep what is remembered of merged dimensions as far as it fits the names and sizes."""
     if len(inside) != len(shape):
@@ -40,11 +42,13 @@ def normalised(axes: str, shape: tuple[int, ...], inside: Inside) -> Inside:
     )
 
 
+@lru_cache(maxsize=1 << 14)
 def features_in(inside: Inside) -> int:
     """Count the features of a position, those merged into other dimensions too."""
     return math.prod(n for atoms in inside for c, n in atoms if c == "f")
 
 
+@lru_cache(maxsize=1 << 14)
 def viewed(inside: Inside, after: tuple[int, ...]) -> tuple[str, Inside]:
     """Name the dimensions of a view, from what they are made of.
 
