@@ -32,7 +32,9 @@ def _affine(x: Signal, weight: Any, bias: Any, eps: float, gone: Signal, **chang
     pairs = {k: max(-var, x.pair(k) - gone.pair(k)) * shrink * scale + shift2 for k in KINDS if k != "features"}
     pairs["features"] = max(-var, x.pair("features") - gone.pair("features")) * shrink * level + shift**2
     made = x.related(pairs, mean=shift, second=max(var * shrink * scale + shift2, shift**2), total=None, **changes)
-    return made.like(**_remembered(x, made, math.sqrt(shrink * level), shift2 == 0 and gone.second < 0.1 * x.second))
+    return made.like(
+        **_remembered(x, made, math.sqrt(shrink * level), shift2 == 0 and gone.second - x.mean**2 < 0.1 * x.second)
+    )
 
 
 def _remembered(x: Signal, made: Signal, factor: float, plain: bool) -> dict[str, Any]:

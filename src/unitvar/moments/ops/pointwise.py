@@ -81,7 +81,21 @@ def _told_apart(call: Call) -> Call:
         first = None if large is None else met.setdefault(id(large.key), x)
         if first is not None and (first.shape, first.turn) != (x.shape, x.turn) and _many(first) and _many(x):
             args[i] = replace(picked(x, x.shape, x.axes), origin=Origin(x.origin.home, x.origin.chi))
+    for i, x in enumerate(args):
+        if isinstance(x, Signal) and x.law is None and len(x.sum_of) == 1:
+            args[i] = _unnormalised(x, [a for j, a in enumerate(args) if j != i and isinstance(a, Signal)])
     return replace(call, args=tuple(args))
+
+
+def _unnormalised(x: Signal, others: list[Signal]) -> Signal:
+    """Take what a norm made of a signal for a multiple of it, where it meets that signal again."""
+    ((factor, term),) = x.sum_of
+    field = term.field
+    keys = {id(a.field.large.key) for a in others if a.field.large is not None and a.shape == x.shape}
+    if field.large is None or id(field.large.key) not in keys or term.shape != x.shape or term.turn != x.turn:
+        return x
+    law = Field(factor * field.values + (x.mean - factor * term.mean), field.noises, field.large)
+    return replace(x, law=law, origin=None)
 
 
 def _many(x: Signal) -> bool:
@@ -290,7 +304,10 @@ def _sum(a: Signal, b: Signal, alpha: float, shape: tuple[int, ...]) -> Signal:
         made, *later = [term.scaled(factor, path=term.path) for factor, term in terms.values()]
         for term in later:
             made = added(made, term, shape)
-        made = made.like(shape=shape)
+        off = a.mean + alpha * b.mean - made.mean  # a norm between has taken means away
+        pairs = {k: made.pair(k) + 2 * off * made.mean + off**2 for k in KINDS}
+        second = max((made.mean + off) ** 2, made.second + 2 * off * made.mean + off**2)
+        made = made.related(pairs, mean=made.mean + off, second=second, shape=shape)
     else:
         made = added(a, b.scaled(alpha, path=b.path), shape)
     va, vb = a.var, b.var * alpha**2
