@@ -91,11 +91,12 @@ def _unnormalised(x: Signal, others: list[Signal]) -> Signal:
     """Take what a norm made of a signal for a multiple of it, where it meets that signal again."""
     ((factor, term),) = x.sum_of
     field = term.field
-    keys = {id(a.field.large.key) for a in others if a.field.large is not None and a.shape == x.shape}
-    if field.large is None or id(field.large.key) not in keys or term.shape != x.shape or term.turn != x.turn:
+    same = [a for a in others if a.shape == term.shape == x.shape and a.turn == term.turn]
+    keys = {id(a.field.large.key) for a in same if a.field.large is not None}
+    if field.large is None or id(field.large.key) not in keys:
         return x
     law = Field(factor * field.values + (x.mean - factor * term.mean), field.noises, field.large)
-    return replace(x, law=law, origin=None)
+    return replace(x, law=law, origin=None, turn=term.turn)
 
 
 def _many(x: Signal) -> bool:
@@ -293,11 +294,11 @@ def _sum(a: Signal, b: Signal, alpha: float, shape: tuple[int, ...]) -> Signal:
                     mean=mean, second=rest.second + 2 * two * rest.mean + two**2,
                 )  # fmt: skip
                 return multiplied(common, more, shape)
-    terms: dict[int, tuple[float, Signal]] = {}
+    terms: dict[tuple[int, tuple[int, ...]], tuple[float, Signal]] = {}
     again = False
     for sign, x in ((1.0, a), (alpha, b)):
         for factor, term in x.sum_of or ((1.0, x),):
-            key = id(term.origin)
+            key = id(term.origin), term.turn
             again |= key in terms
             terms[key] = sign * factor + (terms[key][0] if key in terms else 0.0), term
     if again:
