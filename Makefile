@@ -7,7 +7,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Python compiles what it imports; compiling everything that is there takes 230 MB more.
 export PIP_NO_COMPILE := 1
 
-.PHONY: reproduce test fuzz check smoke bench newest clean
+.PHONY: reproduce test docs fuzz attack check smoke bench newest clean
 
 reproduce: .venv/reproduction  ## every table and figure of the paper, on embedded data, into reproduced/
 	$(BIN)/unitvar-paper reproduce --out reproduced
@@ -15,8 +15,18 @@ reproduce: .venv/reproduction  ## every table and figure of the paper, on embedd
 test: .venv/development  ## the test suite
 	$(BIN)/python -m pytest
 
-fuzz: .venv/development  ## 1,000 random networks: what flows against what was predicted
-	$(BIN)/python -m tests.composition.fuzz --graphs 1000
+docs: .venv/docs  ## the site, tutorials run and links checked, into build/site
+	$(BIN)/python -m sphinx --builder html --fail-on-warning --keep-going --quiet --doctree-dir build/doctrees docs build/site
+	$(BIN)/python .ci/links.py build/site
+
+GRAPHS ?= 1000
+SEED ?= 0
+fuzz: .venv/development  ## 1,000 random networks: what flows against what was predicted; SEED=100000 for others
+	$(BIN)/python -m tests.composition.fuzz --graphs $(GRAPHS) --seed $(SEED)
+
+attack: .venv/development  ## faults, odd models, loaders, processes, files and sizes: what held, into docs/reliability.md
+	$(BIN)/python -W ignore -m tests.attack.run
+	$(BIN)/python -m tests.attack.table
 
 check: .venv/development  ## format, lint and types
 	$(BIN)/ruff format --check .
@@ -29,7 +39,7 @@ smoke: .venv/development  ## build wheel and sdist, install each alone, and try 
 bench: .venv/development  ## every benchmark, into benchmarks/results/ (leave the machine alone meanwhile)
 	for script in benchmarks/bench_*.py; do $(BIN)/python $$script || exit 1; done
 
-newest: .venv/development  ## the newest torch into .venv, in place of the oldest one that is declared
+newest: .venv/development .venv/docs  ## the newest torch into .venv, in place of the oldest one that is declared
 	PIP_CONSTRAINT= $(BIN)/python -m pip install --upgrade torch
 
 clean:  ## everything that the other targets made, except results
@@ -51,3 +61,9 @@ PACKAGES := pyproject.toml reproduction/pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --editable '.[dev]' --editable './reproduction[ray]'
 	$(BIN)/python -m pip install --no-deps timm  # without torchvision, which the zoo does not need
 	touch .venv/reproduction $@
+
+.venv/docs: $(PACKAGES)
+	@echo "Installing into .venv, with what the docs need (once; a minute more)"
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --editable '.[docs]'
+	touch $@

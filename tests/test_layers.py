@@ -12,15 +12,17 @@ SOURCE = Path(__file__).parent.parent / "src" / "unitvar"
 # What each room may import, besides itself and _torch. A room that is not here may not be there.
 MAY: dict[str, set[str]] = {
     "_torch": set(),
-    "activations": set(),
+    "shown": set(),
+    "activations": {"shown"},
     "init": {"activations"},
     "running": set(),
     "graph": {"running"},
-    "moments": {"activations", "graph", "init", "running"},
-    "planning": {"graph", "init", "moments", "running"},
-    "batchnorm": {"running"},
+    "moments": {"activations", "graph", "init", "running", "shown"},
+    "planning": {"graph", "init", "moments", "running", "shown"},
+    "batchnorm": {"running", "shown"},
     # From batchnorm, the pooled moments of what reaches a layer.
-    "flow": {"batchnorm", "graph", "moments", "running"},
+    "flow": {"batchnorm", "graph", "moments", "running", "shown"},
+    "expectation": {"graph", "moments", "running"},
     "plot": {"flow"},
 }
 ABOVE = {"__main__", "cli", "integrations", "paper"}  # import the library; nothing imports them
@@ -113,7 +115,7 @@ def test_every_private_name_says_where_it_was_tried() -> None:
 
 
 # All that is known of an op is in its rule, or in its schema. Only rule.py writes the namespace before a name.
-OPS = ("moments/ops/", "graph/")
+OPS = ("moments/ops/", "expectation/ops/", "graph/")
 NAMESPACE = {"moments/rule.py": ["aten."]}
 
 

@@ -21,6 +21,7 @@ MODULES = [  # unitvar.paper only says where it went
     module.name for module in pkgutil.walk_packages(unitvar.__path__, "unitvar.") if module.name != "unitvar.paper"
 ]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+TUTORIALS = sorted((ROOT / "docs/tutorials").glob("*.md"))  # which `make docs` runs
 
 
 def test_version_is_the_one_installed() -> None:
@@ -86,7 +87,7 @@ def test_snippets_of_a_page_run(page: Path, tmp_path: Path) -> None:
     assert [line for line in done.stdout.splitlines() if line] == promised
 
 
-@pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md"], ids=lambda p: p.name)
+@pytest.mark.parametrize("page", [*PAGES, *TUTORIALS, ROOT / "CONTRIBUTING.md"], ids=lambda p: p.name)
 def test_links_of_a_page_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\((?!https?://|#)([^)#]+)", page.read_text(encoding="utf-8")):
         assert (page.parent / target).exists(), target

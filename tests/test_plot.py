@@ -1,5 +1,6 @@
 """plot: takes an axes, returns it."""
 
+import itertools
 import math
 
 import pytest
@@ -34,18 +35,63 @@ def test_a_report_draws_measured_as_points_and_predicted_as_lines() -> None:
     report = unitvar.measure(network(), torch.randn(64, 32))
     ax = Figure().subplots()
     assert report.plot(ax) is ax
-    forward, points, backward, triangles, _ = ax.get_lines()
+    points, forward, triangles, backward, _ = ax.get_lines()
     assert list(forward.get_ydata()) == [x.predicted_variance for x in report]
     assert list(points.get_ydata()) == [x.variance for x in report]
-    assert list(backward.get_ydata()) == [x.predicted_gradient for x in report]
-    assert list(triangles.get_ydata()) == [x.gradient for x in report]
+    last = report.layers[-1].gradient * report.layers[-1].size
+    assert list(backward.get_ydata()) == pytest.approx([x.predicted_gradient * x.size / last for x in report])
+    assert list(triangles.get_ydata()) == pytest.approx([x.gradient * x.size / last for x in report])
     assert (points.get_linestyle(), points.get_marker(), forward.get_marker()) == ("None", "o", "None")
     assert ax.get_yscale() == "log"
 
 
+def test_a_picture_names_layers_and_has_the_verdict_as_title_and_no_legend_on_data() -> None:
+    report = unitvar.measure(network(), torch.randn(64, 32))
+    ax = report.plot(Figure(layout="constrained").subplots())
+    assert [t.get_text() for t in ax.get_xticklabels()] == [x.label for x in report]
+    assert " ".join(ax.get_title("left").split()) == report.verdict
+    ax.figure.draw_without_rendering()
+    assert ax.get_legend().get_window_extent().y0 >= ax.get_window_extent().y1 - 1
+    long = nn.Sequential(*(nn.Linear(4, 4) for _ in range(40)))
+    names = [t.get_text() for t in unitvar.measure(long, torch.randn(8, 4)).plot(Figure().subplots()).get_xticklabels()]
+    assert len(names) == 12
+    assert (names[0], names[-1]) == ("0.weight", "39.weight")
+
+
+@pytest.mark.parametrize("gain", [0.2, 1.0, 5.0])
+def test_the_picture_shows_what_the_verdict_says(gain: float) -> None:
+    """Of another width at every layer, E g² goes its own way; the norm decides, and is what is drawn."""
+    torch.manual_seed(0)
+    widths = [16 * 2 ** (i % 4) for i in range(13)]
+    model = nn.Sequential(*(nn.Linear(a, b, bias=False) for a, b in itertools.pairwise(widths)))
+    for layer in model:
+        unitvar.init.normal_(layer.weight, gain=gain)  # type: ignore[union-attr]
+    report = unitvar.measure(model, torch.randn(64, 16))
+    ax = report.plot(Figure().subplots())
+    drawn_norms = list(ax.get_lines()[2].get_ydata())
+    words = {0.2: "vanishing", 1.0: "steady", 5.0: "exploding"}
+    assert report.verdict.count(words[gain]) >= 2 or gain == 1.0
+    assert (drawn_norms[0] > 1e4) == (gain > 1)
+    assert (drawn_norms[0] < 1e-5) == (gain < 1)
+    assert report.healthy == (gain == 1.0)
+
+
+def test_a_plan_draws_what_reaches_each_weight_and_the_scale_it_gets() -> None:
+    plan = unitvar.plan(network(), torch.zeros(4, 32))
+    ax = Figure().subplots()
+    assert plan.plot(ax) is ax
+    second, scale, predicted, _ = ax.get_lines()
+    assert list(second.get_ydata()) == [x.second for x in plan]
+    assert list(scale.get_ydata()) == [x.scale for x in plan]
+    assert list(predicted.get_ydata()) == [x.predicted for x in plan]
+    assert [t.get_text() for t in ax.get_xticklabels()] == [x.name for x in plan]
+    empty = unitvar.plan(nn.Sequential(nn.ReLU()), torch.zeros(4, 32)).plot(Figure().subplots())
+    assert [text.get_text() for text in empty.texts] == ["no weight is planned"]
+
+
 def test_what_was_not_measured_is_not_drawn() -> None:
     report = unitvar.measure(network().requires_grad_(False), torch.randn(64, 32))
-    assert all(math.isnan(y) for y in report.plot(Figure().subplots()).get_lines()[3].get_ydata())
+    assert all(math.isnan(y) for y in report.plot(Figure().subplots()).get_lines()[2].get_ydata())
 
 
 def test_a_history_draws_one_line_a_layer() -> None:
@@ -58,8 +104,11 @@ def test_a_history_draws_one_line_a_layer() -> None:
     found = drawn(ax)
     assert found["6.weight"] == [r["weight_gradient_norm"] for r in history.rows if r["name"] == "6.weight"]
     assert len(found) == 7
+    assert all(tick == round(tick) for tick in ax.get_xticks())  # there is no step 0.5
     assert drawn(history.plot(Figure().subplots(), what="variance"))["0.weight"][0] == history.rows[0]["variance"]
-    with pytest.raises(ValueError, match=r"what='loss' is not one of 'weight_gradient_norm', 'gradient', 'variance'"):
+    with pytest.raises(
+        ValueError, match=r"what='loss' is not one of 'weight_gradient_norm', 'update_ratio', 'gradient', "
+    ):
         history.plot(what="loss")
 
 
@@ -96,3 +145,20 @@ def test_distributions_takes_names_and_spreads_without_them() -> None:
     assert len(ax.get_yticklabels()) == 5
     with pytest.raises(ValueError, match=r"layers has '1.weight', which is not one of '0.weight', '3.weight'"):
         plot.distributions(network(), torch.randn(64, 32), ["1.weight"])
+
+
+def test_shares_stack_to_one_with_the_prediction_beside_them() -> None:
+    model = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Dropout(0.5), nn.Linear(64, 10))
+    x = torch.randn(64, 32)
+    plan = unitvar.initialize_(model, x)
+    report = unitvar.measure(model, x, runs=2)
+    for result, lines in ((plan, 0), (report, 2)):
+        ax = result.plot_shares(ax=Figure().subplots())
+        top = max(float(path.vertices[:, 1].max()) for area in ax.collections for path in area.get_paths())
+        assert top == pytest.approx(1, abs=1e-6)
+        assert len(ax.collections) == 3
+        assert len(ax.lines) == lines
+    assert "run twice" in unitvar.measure(model, x, runs=1).plot_shares(Figure().subplots()).texts[0].get_text()
+    assert "signal predicted" in " ".join(str(report).split())
+    plain = unitvar.measure(nn.Sequential(nn.Linear(32, 8)), x, runs=2)
+    assert "signal predicted" not in " ".join(str(plain).split())

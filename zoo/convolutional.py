@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from unitvar_reproduction import networks
+from unitvar_reproduction.networks.convolution import ChannelNorm
 
 __all__ = ["Model", "convnext", "densenet", "generator", "resnet", "unet", "vgg"]
 
@@ -133,14 +134,6 @@ class ConvNeXtBlock(nn.Module):
             return x + y
         keep = torch.rand(x.shape[0], 1, 1, 1, device=x.device) >= 0.1
         return x + y * keep / 0.9
-
-
-class ChannelNorm(nn.LayerNorm):
-    """A LayerNorm over channels that come second."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Normalise."""
-        return super().forward(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
 
 
 def convnext(

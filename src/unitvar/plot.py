@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from torch import Tensor, nn
 
-__all__ = ["by_depth", "distributions", "flow", "over_steps", "ratio_by_layer"]
+__all__ = ["by_depth", "distributions", "flow", "over_steps", "ratio_by_layer", "scales", "shares"]
 
 # Okabe and Ito's colours, which colour-blind readers can tell apart; the line styles serve print.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 _STYLES = ("-", "--", "-.", ":")
+_NAMED = 12  # layers whose names fit below an axis
+
+T = TypeVar("T")
 
 
 def by_depth(
@@ -75,17 +78,84 @@ def ratio_by_layer(
     ax.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
     ax.yaxis.set_minor_formatter(NullFormatter())
     ax.spines[["top", "right"]].set_visible(False)
-    ax.legend(frameon=False, fontsize="small")
+    _above(ax, legend=True, columns=2)
     return ax
 
 
-def flow(rows: Sequence[Mapping[str, Any]], *, ax: Axes | None = None, legend: bool = True) -> Axes:
+def flow(rows: Sequence[Mapping[str, Any]], *, ax: Axes | None = None, legend: bool = True, title: str = "") -> Axes:
     """Draw variance against depth on a logarithmic axis: measured as points, predicted as lines.
+
+    Of gradients the picture shows what the verdict judges: the squared norm, E g² times the elements of the layer, over
+    that of the last layer that has one. A pool or another width changes E g² without harm, and does not show.
 
     Args:
         rows: of a :class:`unitvar.VarianceReport`, one a layer.
         ax: where to draw; default: new axes.
-        legend: whether to name what is drawn.
+        legend: whether to name what is drawn, above the axes.
+        title: above everything, such as the verdict.
+
+    Returns:
+        The axes.
+    """
+    ax = _axes(ax)
+    from unitvar.flow.tally import labelled
+
+    layers = range(1, len(rows) + 1)
+    sizes = [row["size"] for row in rows]
+    last = next((row["gradient"] * row["size"] for row in reversed(rows) if row["gradient"]), 1.0)
+    kinds = (("variance", "signal E z²", "o", "-"), ("gradient", "squared gradient norm, relative", "^", "--"))
+    for colour, (what, label, marker, style) in zip(_COLOURS, kinds, strict=False):
+        over = [size / last for size in sizes] if what == "gradient" else [1.0] * len(rows)
+        predicted = [_or_nan(row[f"predicted_{what}"]) * scale for row, scale in zip(rows, over, strict=True)]
+        measured = [_or_nan(row[what]) * scale for row, scale in zip(rows, over, strict=True)]
+        ax.plot(layers, measured, color=colour, linestyle="", marker=marker, markersize=4, label=label,
+                markerfacecolor="white" if what == "gradient" else colour)  # fmt: skip
+        ax.plot(layers, predicted, color=colour, linestyle=style, linewidth=1.2, label="predicted")
+    ax.axhline(1.0, color="0.7", linewidth=0.8, zorder=0)
+    ax.set(yscale="log", ylabel="mean square")
+    _name_layers(ax, [labelled(row["name"], row["use"]) for row in rows])
+    ax.spines[["top", "right"]].set_visible(False)
+    _above(ax, legend=legend, columns=2, title=title)
+    return ax
+
+
+def scales(rows: Sequence[Mapping[str, Any]], *, ax: Axes | None = None, legend: bool = True) -> Axes:
+    """Draw what a plan finds and does, weight by weight on a logarithmic axis: E x² before it, and the scale it gets.
+
+    Args:
+        rows: of a :class:`unitvar.Plan`, one a weight.
+        ax: where to draw; default: new axes.
+        legend: whether to name what is drawn, above the axes.
+
+    Returns:
+        The axes.
+    """
+    ax = _axes(ax)
+    layers = range(1, len(rows) + 1)
+    kinds = (("second", "E x² of what reaches it", "o"), ("scale", "scale: norm of a row", "s"),
+             ("predicted", "E z² of what leaves it", "^"))  # fmt: skip
+    for colour, style, (what, label, marker) in zip(_COLOURS, _STYLES, kinds, strict=False):
+        face = "white" if what == "predicted" else colour
+        ax.plot(layers, [_or_nan(row[what]) for row in rows], color=colour, linestyle=style, linewidth=1.0,
+                marker=marker, markersize=4, markerfacecolor=face, label=label)  # fmt: skip
+    ax.axhline(1.0, color="0.7", linewidth=0.8, zorder=0)
+    ax.set(yscale="log", ylabel="mean square, norm")
+    low, high = ax.get_ylim()
+    ax.set_ylim(min(low, 0.3), max(high, 3.0))  # what differs by a few per cent should not look wild
+    _name_layers(ax, [row["name"] for row in rows])
+    ax.spines[["top", "right"]].set_visible(False)
+    if not rows:
+        _say(ax, "no weight is planned")
+    _above(ax, legend=legend and bool(rows), columns=2)
+    return ax
+
+
+def shares(rows: Sequence[Mapping[str, Any]], *, ax: Axes | None = None) -> Axes:
+    """Draw what E z² is made of, layer by layer: common to all examples, telling them apart, noise of dropout masks.
+
+    Args:
+        rows: of a plan or of a report; lines show the prediction beside a measurement.
+        ax: where to draw; default: new axes.
 
     Returns:
         The axes.
@@ -93,20 +163,24 @@ def flow(rows: Sequence[Mapping[str, Any]], *, ax: Axes | None = None, legend: b
     ax = _axes(ax)
     from matplotlib.ticker import MaxNLocator
 
-    layers = range(1, len(rows) + 1)
-    kinds = (("variance", "signal E z²", "o", "-"), ("gradient", "gradient E g²", "^", "--"))
-    for colour, (what, label, marker, style) in zip(_COLOURS, kinds, strict=False):
-        predicted = [_or_nan(row[f"predicted_{what}"]) for row in rows]
-        measured = [_or_nan(row[what]) for row in rows]
-        ax.plot(layers, predicted, color=colour, linestyle=style, linewidth=1.2, label=f"{label}, predicted")
-        ax.plot(layers, measured, color=colour, linestyle="", marker=marker, markersize=4, label="measured",
-                markerfacecolor="white" if what == "gradient" else colour)  # fmt: skip
-    ax.axhline(1.0, color="0.7", linewidth=0.8, zorder=0)
-    ax.set(yscale="log", xlabel="weight, in execution order", ylabel="mean square")
+    known = [row for row in rows if row.get("signal") is not None and row.get("noise") is not None]
+    if not known:
+        _say(ax, "nothing to show: run twice or more, on two examples or more")
+        return ax
+    depth = range(1, len(known) + 1)
+    signal, noise = ([min(1.0, max(0.0, row[what])) for row in known] for what in ("signal", "noise"))
+    common = [max(0.0, 1 - s - n) for s, n in zip(signal, noise, strict=True)]
+    names = ("common to all examples", "tells examples apart", "noise of dropout masks")
+    ax.stackplot(depth, common, signal, noise, labels=names, colors=("0.88", _COLOURS[0], _COLOURS[4]), alpha=0.9)
+    if all(row.get("predicted_signal") is not None for row in known):
+        lower = [1 - row["predicted_signal"] - row["predicted_noise"] for row in known]
+        upper = [1 - row["predicted_noise"] for row in known]
+        for edge, label in ((lower, "predicted"), (upper, None)):
+            ax.plot(depth, edge, color="black", linewidth=1, linestyle="--", label=label)
+    ax.set(xlabel="weight, in execution order", ylabel="share of E z²", ylim=(0, 1), xlim=(1, max(2, len(known))))
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     ax.spines[["top", "right"]].set_visible(False)
-    if legend:
-        ax.legend(frameon=False, fontsize="small")
+    ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=2, frameon=False, fontsize="small")
     return ax
 
 
@@ -115,18 +189,24 @@ def over_steps(rows: Sequence[Mapping[str, Any]], what: str, *, ax: Axes | None 
 
     Args:
         rows: of a :class:`unitvar.History`, one a layer and observed step.
-        what: ``"weight_gradient_norm"``, ``"gradient"`` or ``"variance"``.
+        what: ``"weight_gradient_norm"``, ``"update_ratio"``, ``"gradient"`` or ``"variance"``.
         ax: where to draw; default: new axes.
         legend: whether to name the lines.
 
     Returns:
         The axes.
     """
-    names = {"weight_gradient_norm": "norm of the weight's gradient", "gradient": "E g²", "variance": "E z²"}
+    names = {
+        "weight_gradient_norm": "norm of the weight's gradient",
+        "update_ratio": "norm of the update over that of the weight",
+        "gradient": "E g²",
+        "variance": "E z²",
+    }
     if what not in names:
         raise ValueError(f"what={what!r} is not one of {', '.join(map(repr, names))}.")
     ax = _axes(ax)
     from matplotlib import colormaps
+    from matplotlib.ticker import MaxNLocator
 
     from unitvar.flow.tally import labelled
 
@@ -143,6 +223,7 @@ def over_steps(rows: Sequence[Mapping[str, Any]], what: str, *, ax: Axes | None 
         ax.plot(steps, values, color=colour, linestyle=_STYLES[i % len(_STYLES)], linewidth=1.2,
                 label=label if label in told else "_", marker="." if len(points) < 3 else "")  # fmt: skip
     ax.set(yscale="log", xlabel="step", ylabel=names[what])
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     ax.spines[["top", "right"]].set_visible(False)
     if not lines:
         _say(ax, "no step was observed")
@@ -162,9 +243,10 @@ def distributions(
 ) -> Axes:
     """Draw how inputs and outputs of some weights are distributed: the paper's first figure, for a model of your own.
 
-    One band a layer, the first on top: the density of log10 |value|, so that a shift to the right is growth and one to
-    the left decay. Values that dropout or an activation has set to zero are left out, as in the paper; the grey line
-    is where a standard normal output would be. The model runs once, in train mode, and comes out as it went in.
+    One band a layer, the first on top: the density of the logarithm of absolute values, so that a shift to the right
+    is growth and one to the left decay. Values that dropout or an activation has set to
+    zero are left out, as in the paper; the grey line is where a standard normal output would be.
+    The model runs once, in train mode, and comes out as it went in.
 
     Args:
         model: any module.
@@ -215,6 +297,24 @@ def distributions(
     return ax
 
 
+def _name_layers(ax: Axes, names: list[str]) -> None:
+    """Write the names of layers below the axes: all of a few, else some, evenly spread."""
+    chosen = _spread(list(range(len(names))), _NAMED)
+    ax.set_xticks([i + 1 for i in chosen], [names[i] for i in chosen], rotation=40, ha="right", rotation_mode="anchor")
+    ax.tick_params(axis="x", labelsize="small")
+
+
+def _above(ax: Axes, *, legend: bool, columns: int, title: str = "") -> None:
+    """Put legend and title above the axes, where no data is."""
+    if legend:
+        ax.legend(frameon=False, fontsize="small", loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=columns)
+    if title:
+        import textwrap
+
+        rows = 0 if not legend else -(-len(ax.get_legend_handles_labels()[1]) // columns)
+        ax.set_title(textwrap.fill(title, 70), fontsize="small", loc="left", pad=8 + 14 * rows)
+
+
 def _edges() -> Any:
     import numpy as np
 
@@ -236,8 +336,8 @@ def _density(x: Tensor) -> Any:
     return np.convolve(counts, kernel / kernel.sum(), "same") / max(1, len(logs)) / step
 
 
-def _spread(names: list[str], most: int) -> list[str]:
-    """Choose some names, evenly from the first to the last."""
+def _spread(names: list[T], most: int) -> list[T]:
+    """Choose some, evenly from the first to the last."""
     if len(names) <= most:
         return names
     return [names[round(i * (len(names) - 1) / (most - 1))] for i in range(most)]

@@ -76,17 +76,47 @@ def test_packed_sequences_are_one_input() -> None:
     torch.testing.assert_close(model.norm.running_var, packed.data.var(0))
 
 
-@pytest.mark.parametrize("batches", [{"x": torch.randn(4, 64)}, "text", 3, None], ids=type)
+@pytest.mark.parametrize("batches", ["text", 3, None], ids=type)
 def test_what_is_no_iterable_of_batches_is_refused(batches) -> None:
     with pytest.raises(TypeError, match=r"pass a DataLoader or a list"):
         unitvar.reestimate_bn_(mlp(), batches)
 
 
-def test_a_tensor_is_read_along_its_first_dimension_and_a_single_batch_gets_a_hint() -> None:
-    assert torch.equal(variance(DATA), variance(DATA.unbind()))
-    with pytest.raises(ValueError, match="expected 2D") as caught:
-        unitvar.reestimate_bn_(mlp(), DATA[0])
-    assert "a single batch goes in as [batch]" in caught.value.__notes__[0]
+@pytest.mark.parametrize(
+    ("batches", "words"),
+    [
+        (DATA[0], r"a tensor of shape \(16, 64\).*one batch, pass \[batch\]; .*pass batches.unbind\(\)"),
+        (torch.randn(32, 10, 8), r"a tensor of shape \(32, 10, 8\), not an iterable of batches"),
+        ((DATA[0], LABELS), r"tuple of two tensors of shapes \(16, 64\) and \(16,\).*pair.*pass \[batch\]"),
+        (
+            [DATA[0], LABELS.long()[:, None]],
+            r"list of two tensors.*pair.*pass \[batch\]; its first element",
+        ),
+        ({"x": DATA[0]}, r"a dict, not.*pass \[batch\]: .*keyword arguments.*forward=lambda model, batch: model"),
+    ],
+)
+def test_one_batch_instead_of_many_is_refused_with_the_remedy(batches, words: str) -> None:
+    model = Keyword()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    for method in ("one-pass", "sequential"):
+        with pytest.raises(TypeError, match=words):
+            unitvar.reestimate_bn_(model, batches, method=method)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_the_remedies_work() -> None:
+    alone = variance([DATA[0]])
+    assert torch.equal(variance([(DATA[0], LABELS)]), alone)
+    assert torch.equal(variance([{"x": DATA[0]}]), alone)
+    assert torch.equal(variance([{"image": DATA[0]}], forward=lambda model, batch: model(batch["image"])), alone)
+    # Two batches of one kind are two batches, of whatever sizes.
+    assert torch.equal(variance((DATA[0], DATA[1])), variance([DATA[0], DATA[1]]))
+
+
+def test_a_dict_that_the_model_does_not_take_is_refused_with_the_remedy() -> None:
+    words = r"Batch 0 is a dict with the keys 'image', 'y'.*forward=lambda model, batch: model\(batch\['image'\]\)"
+    with pytest.raises(TypeError, match=words):
+        variance([{"image": DATA[0], "y": LABELS}])
 
 
 @pytest.mark.parametrize(("batch", "match"), [(object(), "object"), ("text", "str"), ((), "empty tuple")])
@@ -125,7 +155,7 @@ BAD = {
 def test_bad_options_name_value_and_remedy(name: str) -> None:
     value, kind, match = BAD[name]
     with pytest.raises(kind, match=match):
-        unitvar.reestimate_bn_(mlp(), DATA, **{name.strip(): value})
+        unitvar.reestimate_bn_(mlp(), DATA.unbind(), **{name.strip(): value})
 
 
 def test_tolerance_stops_at_five_batches_or_when_the_worst_error_is_below_it() -> None:
@@ -154,7 +184,7 @@ def test_progress_shows_batches_and_the_worst_error(capsys: pytest.CaptureFixtur
 def test_progress_without_tqdm_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tqdm.auto", None)
     with pytest.raises(ImportError, match=r"pip install 'unitvar\[progress\]'"):
-        unitvar.reestimate_bn_(mlp(), DATA, progress=True)
+        unitvar.reestimate_bn_(mlp(), DATA.unbind(), progress=True)
 
 
 class Drifting(nn.Module):
@@ -171,8 +201,29 @@ class Drifting(nn.Module):
         return self.norm(x * self.calls)
 
 
-def test_state_that_moves_is_not_taken_for_noise() -> None:
-    unitvar.reestimate_bn_(Drifting(), DATA)
+class Counting(nn.Module):
+    """The same with a plain attribute."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.calls = nn.BatchNorm1d(64), 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        torch.rand(1)
+        self.calls += 1
+        return self.norm(x * self.calls)
+
+
+@pytest.mark.parametrize("kind", [Drifting, Counting])
+def test_state_that_moves_is_not_taken_for_noise(kind: type[nn.Module]) -> None:
+    unitvar.reestimate_bn_(kind(), DATA.unbind())
+
+
+def counted(model: nn.Module) -> list[object]:
+    """Count a model's calls outside of it: its own attributes are put back."""
+    calls: list[object] = []
+    model.register_forward_pre_hook(lambda *_: calls.append(None))
+    return calls
 
 
 class Bare(nn.Module):
@@ -180,10 +231,9 @@ class Bare(nn.Module):
 
     def __init__(self, where: str) -> None:
         super().__init__()
-        self.norm, self.where, self.calls = nn.BatchNorm1d(64), where, 0
+        self.norm, self.where = nn.BatchNorm1d(64), where
 
     def forward(self, x: Tensor) -> Tensor:
-        self.calls += 1
         if self.where == "harmless":
             torch.rand(1)
         x = F.dropout(x, 0.5) if self.where == "before" else x
@@ -196,14 +246,35 @@ class Bare(nn.Module):
 )
 def test_noise_that_ignores_eval_is_reported_with_the_remedy(where: str, match: str) -> None:
     model = Bare(where)
+    calls = counted(model)
     with pytest.warns(UserWarning, match=f"{match}.*bare F.dropout"):
-        report = unitvar.reestimate_bn_(model, DATA)
-    assert model.calls == len(DATA) + 2
+        report = unitvar.reestimate_bn_(model, DATA.unbind())
+    assert len(calls) == len(DATA) + 2
     assert report["norm"].values == DATA[..., 0].numel()
 
 
 def test_more_forwards_run_only_if_random_numbers_were_drawn() -> None:
     for where, extra in (("nowhere", 0), ("harmless", 2)):
         model = Bare(where)
-        unitvar.reestimate_bn_(model, DATA)
-        assert model.calls == len(DATA) + extra
+        calls = counted(model)
+        unitvar.reestimate_bn_(model, DATA.unbind())
+        assert len(calls) == len(DATA) + extra
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_loop_in_the_middle_of_a_loader_goes_on_undisturbed(workers: int) -> None:
+    def order(interrupted: bool) -> list[float]:
+        shuffle = torch.Generator().manual_seed(0)
+        data = TensorDataset(torch.arange(24.0).view(-1, 1).expand(-1, 64))
+        options = {"num_workers": workers, "persistent_workers": workers > 0}
+        loader = DataLoader(data, batch_size=4, shuffle=True, generator=shuffle, **options)
+        seen, model = [], mlp(depth=2)
+        for _ in range(2):
+            for i, (batch,) in enumerate(loader):
+                seen += batch[:, 0].tolist()
+                if interrupted and i == 2:
+                    found = unitvar.bn_statistics(model, loader, method="sequential")
+                    assert found.layers[0].values == 24
+        return seen
+
+    assert order(interrupted=True) == order(interrupted=False)

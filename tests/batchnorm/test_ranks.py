@@ -1,6 +1,7 @@
 """Several processes: one result, the same bits everywhere, and no failure that hangs."""
 
 import datetime
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -132,6 +133,7 @@ def worker(rank: int, world: int, folder: str, work: str) -> None:
         dist.barrier()
     finally:
         dist.destroy_process_group()
+    os._exit(0)  # DDP keeps gloo's threads alive; where the interpreter ends under them, the process may abort
 
 
 def run(world: int, folder: Path, work: str) -> Found:

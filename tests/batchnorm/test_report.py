@@ -76,7 +76,7 @@ def test_one_batch_has_no_standard_error() -> None:
 def test_the_table() -> None:
     assert str(small_report()) == "\n".join(
         [
-            "BatchNorm mean and variance, one-pass, 2 batches, 1 layers",
+            "BatchNorm mean and variance, one-pass, 2 batches, 1 layer",
             "layer   values  old var  new var  new/old    shift     s.e.",
             "0            4        1    2.667        0        -      0 %",
             "kept: 1 (frozen)",

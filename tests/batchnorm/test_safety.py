@@ -147,17 +147,17 @@ def test_an_interrupt_in_the_middle_of_a_layer_restores_too() -> None:
 
 
 def test_an_interrupt_while_writing_leaves_no_layer_half_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    from unitvar.batchnorm.observe import Layer
+    from unitvar.batchnorm import statistics
 
-    model, done, finish = stateful(), [], Layer.finish
+    model, done, store = stateful(), [], statistics.store
 
-    def interrupted(layer: Layer, stats: str) -> None:
+    def interrupted(name: str, *rest: object) -> None:
         if done:
             raise KeyboardInterrupt
-        done.append(layer)
-        finish(layer, stats)
+        done.append(name)
+        store(name, *rest)
 
-    monkeypatch.setattr(Layer, "finish", interrupted)
+    monkeypatch.setattr(statistics, "store", interrupted)
     before = state(model)
     with pytest.raises(KeyboardInterrupt):
         unitvar.reestimate_bn_(model, DATA)

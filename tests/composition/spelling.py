@@ -133,7 +133,8 @@ def assert_same_plans(
 def drawn(
     build: Callable[[], nn.Module], sample: Callable[[], Any], draws: int, **options: Any
 ) -> Iterator[tuple[nn.Module, Any, unitvar.Plan]]:
-    """Build and initialise a model several times, with fresh weights and inputs."""
+    """Build and initialise a model several times with fresh weights and inputs, for the inputs' own law."""
+    options = {"inputs": "standard", **options}
     for _ in range(draws):
         model, x = build(), sample()
         yield model, x, unitvar.initialize_(model, x, **options)

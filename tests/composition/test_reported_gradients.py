@@ -103,3 +103,23 @@ def test_gradients_through_grouped_queries() -> None:
         return Attention(SPELLINGS["written"], None, 0.0, 2, lambda x: x.repeat_interleave(2, 1))
 
     assert_gradients_as_predicted(build, white(16, 12, 96), tolerance=0.15)
+
+
+class Padded(nn.Module):
+    """Convolutions without padding of their own, each after a pad that copies numbers of the image."""
+
+    def __init__(self, mode: str, sides: tuple[int, int, int, int]) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(32, 32, 3), nn.Conv2d(32, 32, 3)
+        self.last, self.mode, self.sides = nn.Conv2d(32, 32, 1), mode, sides
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(F.pad(x, self.sides, self.mode))
+        return self.last(self.second(F.pad(x.tanh(), self.sides, self.mode)))
+
+
+@pytest.mark.parametrize("sides", [(2, 2, 2, 2), (3, 0, 0, 3)], ids=["around", "on two sides"])
+@pytest.mark.parametrize("mode", ["reflect", "replicate", "circular"])
+def test_gradients_before_a_pad_that_copies(mode: str, sides: tuple[int, int, int, int]) -> None:
+    """A number that was copied gets the gradients of all its copies."""
+    assert_gradients_as_predicted(lambda: Padded(mode, sides), lambda: torch.randn(8, 32, 6, 6), draws=8, tolerance=0.1)

@@ -1,5 +1,7 @@
 """A report as text: golden tables, and words that stand there only when it is so."""
 
+import math
+
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -7,7 +9,7 @@ from torch import nn
 
 from unitvar.flow import LayerFlow, NormGap, VarianceReport, watch
 from unitvar.flow.table import over_steps
-from unitvar.flow.verdict import AGREEING, STEADY, trend, verdict
+from unitvar.flow.verdict import AGREEING, FALLS, GROWS, LARGE, level, trend, verdict
 
 
 def layer(name: str, variance: float | None, gradient: float | None, use: int = 1, **more: float | None) -> LayerFlow:
@@ -37,13 +39,14 @@ def test_the_table_is_golden() -> None:
         "features.3.weight #2 -1.50e-09 1.00e-07         1        -         -     -\n"
         "a.very.long.path.to.a.weight.that.does.not.fit\n"
         "                             0 2.35e+04         -    0.001         1  <1 %\n"
-        "batch norm    var on   var off   running  on/off\n"
-        "features.1         2      1.25         1     1.6\n"
-        "norm #2            1         1         -       -\n"
+        "batch norm    var on   var off   running  on/off predicted\n"
+        "features.1         2      1.25         1     1.6         -\n"
+        "norm #2            1         1         -       -         -\n"
         "signal variance grows 56-fold from features.0.weight to\n"
         "  a.very.long.path.to.a.weight.that.does.not.fit: steady; squared gradient norm\n"
         "  grows 1.2e+06-fold from a.very.long.path.to.a.weight.that.does.not.fit to\n"
-        "  features.0.weight: exploding\n"
+        "  features.0.weight: exploding; the output of\n"
+        "  a.very.long.path.to.a.weight.that.does.not.fit has E z² = 2.35e+04: too large\n"
         "train/eval gap of batch norms: up to 1.6, at features.1"
     )
 
@@ -93,13 +96,13 @@ def test_a_trend_is_the_factor_of_a_geometric_series(rate: float, count: int, st
     assert share == 1.0 or abs(rate) < 1e-9
 
 
-@given(st.floats(-3, 3, allow_subnormal=False), st.integers(3, 30))
+@given(st.floats(-8, 8, allow_subnormal=False), st.integers(3, 30))
 def test_words_stand_there_only_when_it_is_so(total: float, count: int) -> None:
-    assume(abs(abs(total) - 1) > 1e-6)
+    assume(min(abs(total - math.log10(limit)) for limit in (GROWS, FALLS)) > 1e-6)
     text = verdict("it", [str(i) for i in range(count)], [10 ** (total * i / (count - 1)) for i in range(count)])
-    assert text.endswith("exploding") == (10**total > STEADY)
-    assert text.endswith("vanishing") == (10**total < 1 / STEADY)
-    assert text.endswith("steady") == (1 / STEADY <= 10**total <= STEADY)
+    assert text.endswith("exploding") == (10**total > GROWS)
+    assert text.endswith("vanishing") == (10**total < FALLS)
+    assert text.endswith("steady") == (FALLS <= 10**total <= GROWS)
 
 
 def test_two_layers_have_no_depth() -> None:
@@ -108,16 +111,30 @@ def test_two_layers_have_no_depth() -> None:
 
 def test_one_jump_is_no_trend() -> None:
     """A global average pool before the last layer shrinks all gradients before it once."""
-    text = verdict("it", list("abcdefghij"), [1.0, *([1e-4, 1.1e-4, 0.9e-4] * 3)])
+    text = verdict("it", list("abcdefghij"), [1.0, *([1e-8, 1.1e-8, 0.9e-8] * 3)])
     assert text.endswith("steady")
 
 
 def test_most_pairs_must_agree() -> None:
-    values = [1.0, 100.0, 2.0, 500.0, 3.0, 2000.0, 1.0, 30000.0]
+    values = [1.0, 1e4, 2.0, 5e5, 3.0, 2e6, 1.0, 3e9]
     factor, share = trend(values)
-    assert factor > STEADY
+    assert factor > GROWS
     assert share < AGREEING
     assert verdict("it", list("abcdefgh"), values).endswith("steady")
+
+
+def test_an_output_is_too_large_by_what_is_measured_and_by_what_its_weights_alone_would_give() -> None:
+    assert level("head", 67.0, 64.0) == "the output of head has E z² = 67: too large"
+    assert level("head", 67.0, 1.0) == ""  # made so by training, which fits weights to data
+    assert level("head", 1.0, 64.0) == ""
+    assert level("head", LARGE, LARGE) == ""
+    assert level("head", 67.0, None) == "the output of head has E z² = 67: too large"
+    assert level("head", None, 64.0) == ""
+    loud = VarianceReport((layer("a", 1.0, 1.0), layer("b", 67.0, 1.0, predicted_variance=64.0)), (), 1)
+    assert loud.verdict.endswith("the output of b has E z² = 67: too large")
+    assert not loud.healthy
+    hidden = VarianceReport((layer("a", 67.0, 1.0, predicted_variance=64.0), layer("b", 1.0, 1.0)), (), 1)
+    assert hidden.healthy
 
 
 def test_what_is_not_finite_explodes_and_what_is_nothing_vanishes() -> None:

@@ -11,6 +11,7 @@ from torch import nn
 
 from tests.init.fills import NAMES, RATES, generator
 from unitvar import activation_moments, init
+from unitvar.init import distributions
 
 
 @given(st.integers(1, 40), st.integers(1, 40), RATES, NAMES, st.integers(0, 1000))
@@ -30,7 +31,7 @@ def test_rows_of_the_sphere_have_no_preferred_direction() -> None:
 def test_a_row_of_zeros_becomes_a_row_of_the_norm() -> None:
     """A normal draw in float32 is exactly zero now and then; a row of one such must not become NaN."""
     w = torch.tensor([[0.0], [2.0]])
-    init._normalise_(w, (1,), 3.0)
+    distributions._normalise_(w, (1,), 3.0)
     assert w.tolist() == [[3.0], [3.0]]
 
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from tests.init.fills import INITIALISERS, each, generator
 from unitvar import init
+from unitvar.init import filling
 
 
 @each
@@ -130,7 +131,7 @@ def test_needs_no_temporary_of_the_weights_size(fill_: Callable[..., Tensor], dt
     for event in profile.events():  # an allocation counts to its op, a release stands by itself
         live += event.self_cpu_memory_usage
         peak = max(peak, live)
-    block = 4 * init._BLOCK * (dtype != torch.float32)  # a quarter of the weight
+    block = 4 * filling._BLOCK * (dtype != torch.float32)  # a quarter of the weight
     assert block <= peak <= block + 100_000
 
 

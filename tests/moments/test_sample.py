@@ -42,3 +42,9 @@ def test_an_op_is_sampled_in_the_dtype_of_its_arguments() -> None:
     for dtype in (torch.float32, torch.float64):
         found = unitvar.plan(net.to(dtype), torch.zeros(256, 8, dtype=dtype))["2.weight"].second
         assert found == pytest.approx(8 + points.square().sum(1).mean().item(), rel=0.05)
+
+
+def test_a_sort_is_reported() -> None:
+    """Which of the sorted elements are read later decides their moments, and no rule follows that."""
+    net = nn.Sequential(nn.Linear(16, 16), Op(lambda x: x.sort(1).values[:, :3]), nn.Linear(16, 4))
+    assert unitvar.plan(net, torch.zeros(4, 20, 16)).unsupported == {"aten.sort": 1}

@@ -127,7 +127,7 @@ def test_a_user_who_insists_is_told_what_was_left(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setitem(fill._FILL, "sphere", drawn)
     with pytest.raises(KeyboardInterrupt) as caught:
-        unitvar.initialize_(model, torch.randn(2, 8))
+        unitvar.initialize_(model, torch.zeros(2, 8))
     (note,) = caught.value.__notes__
     assert note.startswith(
         "1 of 3 weights are filled, up to '0.weight'; '2.weight' may be written in part; those from '4."
@@ -147,7 +147,7 @@ def test_an_error_in_the_middle_names_what_is_filled(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setitem(fill._FILL, "sphere", drawn)
     with pytest.raises(torch.OutOfMemoryError, match="no memory left") as caught:
-        unitvar.initialize_(model, torch.randn(2, 8))
+        unitvar.initialize_(model, torch.zeros(2, 8))
     (note,) = caught.value.__notes__
     assert note.startswith("1 of 2 weights are filled, up to '0.weight'; '2.weight' may be written in part. Fill")
     assert model[0].weight.norm(dim=1).allclose(torch.ones(8))
@@ -168,7 +168,7 @@ def test_lazy_layers_that_were_filled_stay_so_after_an_interrupt(monkeypatch: py
     model = nn.Sequential(nn.LazyLinear(8), nn.ReLU(), nn.Linear(8, 8))
     monkeypatch.setitem(fill._FILL, "sphere", interrupting(fill._FILL["sphere"], 1, False))
     with pytest.raises(KeyboardInterrupt):
-        unitvar.initialize_(model, torch.randn(4, 16))
+        unitvar.initialize_(model, torch.zeros(4, 16))
     assert model[0].weight.norm(dim=1).allclose(torch.ones(8))
     assert model[2].weight.norm(dim=1).allclose(torch.full((8,), 2**0.5))
 

@@ -12,14 +12,18 @@ from unitvar_reproduction.experiments.zoo import measured
 
 
 @pytest.mark.parametrize("family", ["VGG", "ResNet without norm", "TransformerEncoder", "U-Net"])
-def test_measured_gives_every_pre_activation_unit_variance(family: str) -> None:
+@pytest.mark.parametrize("residual", ["unit", "scaled"])
+def test_measured_gives_every_pre_activation_its_planned_variance(family: str, residual: str) -> None:
     torch.manual_seed(0)
     model, example = {**zoo.PLAIN, **zoo.OTHER}[family]()
     random = torch.get_rng_state()
-    unitvar.initialize_(model, example, method="measured", generator=torch.Generator().manual_seed(0))
+    draw = torch.Generator().manual_seed(0)
+    plan = unitvar.initialize_(model, example, method="measured", residual=residual, generator=draw)
     assert torch.equal(random, torch.get_rng_state())
     found = measured(model, example)  # the same masks: the random state is what it was
-    assert all(value == pytest.approx(1.0, rel=1e-3) for value in found.values())
+    for layer in plan:
+        assert layer.predicted == pytest.approx(1.0, rel=1e-3) or (residual == "scaled" and layer.branch), layer.name
+        assert found[layer.name] == pytest.approx(layer.predicted, rel=1e-3)
 
 
 BIASED = {

@@ -11,21 +11,12 @@ import unitvar
 from tests.planning.models import Odd, mlp
 
 
-def test_inputs_as_given_or_as_measured() -> None:
-    model = nn.Linear(100, 3)
-    x = 3 + 2 * torch.randn(500, 100)
-    assert unitvar.plan(model, x, inputs=(3.0, 2.0)).layers[0].second == pytest.approx(13.0)
-    assert unitvar.plan(model, x, inputs=[(3.0, 2.0)]).layers[0].second == pytest.approx(13.0)
-    assert unitvar.plan(model, x, inputs="measured").layers[0].second == pytest.approx(13.0, rel=0.01)
-    assert unitvar.plan(model, x).layers[0].second == 1.0
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"mode": "fwd"}, "mode='fwd' is not one of 'forward', 'backward', 'mean', 'paper'"),
         ({"distribution": "cauchy"}, "distribution='cauchy' is not one of"),
-        ({"inputs": "none"}, "inputs='none' is not"),
+        ({"inputs": "none"}, "inputs='none' is not 'auto', 'standard', 'measured', (mean, std) or a list of pairs"),
         ({"inputs": [(0.0, 1.0), (0.0, 1.0)]}, "inputs has 2 pairs, but the example has 1"),
         ({"inputs": (0.0, -1.0)}, "a standard deviation 0 or more"),
         ({"rules": {"relu": lambda x: x}}, "write it with its namespace"),

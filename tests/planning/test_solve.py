@@ -81,7 +81,7 @@ def test_in_a_chain_scales_are_those_of_gain(mode: str, name: str) -> None:
 
 def test_the_papers_vgg_has_the_papers_divisors() -> None:
     model, example = convolutional.vgg(4, circular=True)
-    plan = unitvar.plan(model, example, rules={"aten.max_pool2d": lambda x, *_: x})
+    plan = unitvar.plan(model, example, inputs="standard", rules={"aten.max_pool2d": lambda x, *_: x})
     r = 0.5
     expected = [1, r / 0.7, r, r / 0.6, r, r / 0.6, r / 0.6, r, r / 0.6, r / 0.6, r, r / 0.6, r / 0.6, 1, 1]
     assert [layer.second for layer in plan] == pytest.approx(expected, rel=1e-9)
@@ -158,7 +158,7 @@ def test_after_a_norm_the_inputs_size_is_gone(norm: nn.Module) -> None:
 
 def test_a_border_of_zeros_is_accounted_for() -> None:
     model = nn.Sequential(nn.Conv2d(8, 64, 3, padding=1), nn.ReLU(), nn.Conv2d(64, 64, 3, padding=1))
-    plan = unitvar.initialize_(model, torch.randn(1, 8, 6, 6))
+    plan = unitvar.initialize_(model, torch.zeros(1, 8, 6, 6))
     assert plan.layers[0].scale ** 2 == pytest.approx((18 / 16) ** 2)  # of 6 windows of 3, two see 2
     found = measured(model, torch.randn(200, 8, 6, 6))
     assert found["0.weight"] == pytest.approx(1.0, rel=0.05)

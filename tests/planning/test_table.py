@@ -30,12 +30,13 @@ def test_a_plan_reads_like_a_table_of_80_columns() -> None:
     )
     assert str(plan) == (
         "sphere weights, mode forward: 2 weights, 0 left alone\n"
-        "weight      fan-in       E x      E x²     scale\n"
-        "0.weight        27         0         1         1\n"
+        "inputs: standard (mean 0, std 1), as the example is constant\n"
+        "weight      fan-in       E x      E x²     scale  signal   noise\n"
+        "0.weight        27         0         1         1    100%      0%\n"
         "  conv2d 8x3x3x3 after input\n"
-        "5.weight         8    0.3989         1         1\n"
+        "5.weight         8    0.3989         1         1     34%     50%\n"
         "  linear 4x8 after relu → dropout 0.5 → maxpool 2x2\n"
-        "chi 1.000 a layer over 1 layers without a norm: deviations do not grow"
+        "chi 1.000 a layer over 1 layer without a norm: deviations do not grow"
     )
     long = nn.Sequential()
     inside = long
@@ -47,3 +48,43 @@ def test_a_plan_reads_like_a_table_of_80_columns() -> None:
     assert max(map(len, text.splitlines())) <= 80
     assert "".join(text.split()).count("a_rather_long_name_of_a_block") == 5
     assert {"name", "op", "scale", "path"} <= plan.rows[0].keys()
+
+
+def test_one_is_not_many_and_nothing_is_zero() -> None:
+    class Alone(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(8, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.linear(x - x.mean(-1, keepdim=True))
+
+    text = str(unitvar.plan(Alone(), torch.randn(64, 8, dtype=torch.float64).float()))
+    assert text.startswith("sphere weights, mode forward: 1 weight, 0 left alone")
+    plan = unitvar.plan(nn.Linear(8, 4), torch.tensor([[1.0] * 4 + [-1.0] * 4]) + 1e-11)
+    row = next(line for line in str(plan).splitlines() if line.startswith("weight  "))
+    assert [line.split()[2] for line in str(plan).splitlines() if line.split()[:2] == ["weight", "8"]] == ["0"], row
+
+
+def test_what_only_left_out_is_one_line() -> None:
+    model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(30)))
+    model[3].requires_grad_(False)
+    plan = unitvar.plan(model, torch.zeros(2, 4), only="0.*")
+    left = [line for line in str(plan).splitlines() if line.startswith("left alone")]
+    assert left == [
+        "left alone: 3.weight (frozen: requires_grad is False)",
+        "left alone: 28 weights not selected by only='0.*'",
+    ]
+    assert len(plan.skipped) == 29  # each with its reason
+
+
+def test_a_pattern_that_matches_nothing_gets_a_suggestion() -> None:
+    model = nn.ModuleDict({"body": nn.Linear(4, 4), "head": nn.Sequential(nn.Linear(4, 2))})
+    model.forward = lambda x: model["head"](model["body"](x))  # type: ignore[method-assign]
+    for pattern, guess in (("head", "head.*"), ("head.0", "head.0.*"), ("hed.0.weight", "head.0.weight")):
+        with pytest.raises(ValueError, match=r"matches no parameter\. Did you mean") as caught:
+            unitvar.plan(model, torch.zeros(2, 4), only=pattern)
+        assert f"only={pattern!r} matches no parameter. Did you mean {guess!r}? Names are" in str(caught.value)
+    with pytest.raises(ValueError, match=r"only='zzz' matches no parameter\. Names are those of named_parameters"):
+        unitvar.plan(model, torch.zeros(2, 4), only="zzz")
+    assert len(unitvar.plan(model, torch.zeros(2, 4), only="head.*")) == 1

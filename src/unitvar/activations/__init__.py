@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from unitvar.activations import closed, integrate
 from unitvar.activations.check import as_function, check_elementwise
 from unitvar.activations.names import NAMES, canonical, resolve
+from unitvar.shown import html_table, number
 
 __all__ = ["NAMES", "Activation", "ActivationMoments", "activation_moments"]
 
@@ -41,6 +42,10 @@ class ActivationMoments:
     def var(self) -> float:
         """Variance of f(z)."""
         return max(0.0, self.second - self.mean**2)
+
+    def _repr_html_(self) -> str:
+        cells = [number(x, beside=1.0) for x in (self.mean, self.second, self.slope, self.var, self.chi)]
+        return html_table(("E f", "E f²", "E f'²", "var f", "chi"), [cells], words=0)
 
 
 def activation_moments(fn: Activation, mean: float = 0.0, std: float = 1.0) -> ActivationMoments:

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
+import torch
 from torch import nn
 
-from unitvar._torch import AnyBatchNorm
+from unitvar._torch import AnyBatchNorm, own_buffers
 from unitvar.batchnorm import ranks
 from unitvar.batchnorm.feed import check_batches
 from unitvar.batchnorm.moments import Moments, Spread
@@ -34,10 +35,12 @@ def find_layers(model: nn.Module, *, frozen: bool) -> tuple[list[Layer], dict[st
         for name, module in model.named_modules()
         if isinstance(module, AnyBatchNorm) and module.running_mean is not None and module.running_var is not None
     ]
+    scripted = {name: _SCRIPTED for name, module in model.named_modules() if _is_scripted(module)}
     if not found:
         raise ValueError(
             "The model has no BatchNorm with running statistics (nn.BatchNorm1d/2d/3d, SyncBatchNorm or a subclass, "
             "track_running_stats=True): there is nothing to re-estimate."
+            + (f" {len(scripted)} of its modules are {_SCRIPTED}." if scripted else "")
         )
     kept = {} if frozen else {name: "frozen" for name, module in found if _is_frozen(module)}
     if len(kept) == len(found):
@@ -45,7 +48,16 @@ def find_layers(model: nn.Module, *, frozen: bool) -> tuple[list[Layer], dict[st
             f"All {len(found)} BatchNorm layers are frozen (in eval mode, requires_grad=False): "
             "pass frozen=True to re-estimate them."
         )
-    return [Layer(name, module) for name, module in found if name not in kept], kept
+    return [Layer(name, module) for name, module in found if name not in kept], kept | scripted
+
+
+_SCRIPTED = "BatchNorm in TorchScript, whose input cannot be seen: re-estimate before torch.jit.script"
+
+
+def _is_scripted(module: nn.Module) -> bool:
+    if not isinstance(module, torch.jit.ScriptModule):
+        return False
+    return "BatchNorm" in str(getattr(module, "original_name", "")) and "running_mean" in own_buffers(module)
 
 
 def _is_frozen(module: AnyBatchNorm) -> bool:

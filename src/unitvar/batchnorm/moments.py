@@ -20,22 +20,27 @@ ELEMENTS = 1 << 18  # squares are formed in pieces of this size, which stay in t
 
 @dataclass(frozen=True)
 class Moments:
-    """Hold the number of values a channel saw, their mean and their sum of squared deviations, in float64."""
+    """Hold the number of values a channel saw, their mean and their sum of squared deviations, in float64.
+
+    ``examples`` counts along the first dimension: an image is one example and has as many values as pixels.
+    """
 
     count: int
     mean: Tensor
     m2: Tensor
+    examples: int = 0
 
     def merge(self, other: Moments) -> Moments:
         """Pool two sets of values by Chan's update: no large numbers are subtracted, so the variance stays positive."""
         count = self.count + other.count
         delta = other.mean - self.mean
         share = other.count / count
-        return Moments(count, self.mean + delta * share, self.m2 + other.m2 + delta.square() * (self.count * share))
+        m2 = self.m2 + other.m2 + delta.square() * (self.count * share)
+        return Moments(count, self.mean + delta * share, m2, self.examples + other.examples)
 
     def copy(self) -> Moments:
         """Copy the tensors too."""
-        return Moments(self.count, self.mean.clone(), self.m2.clone())
+        return Moments(self.count, self.mean.clone(), self.m2.clone(), self.examples)
 
     @property
     def biased(self) -> Tensor:
@@ -88,7 +93,7 @@ def _shifted_where_needed(x: Tensor) -> Moments:
         shifted = x.index_select(1, channels.to(x.device)) - shift.view(-1, *[1] * (x.ndim - 2))
         small, m2[channels] = _mean_and_m2(shifted, count)
         mean[channels] = shift.cpu().double() + small
-    return Moments(count, mean, m2.clamp_(min=0.0))
+    return Moments(count, mean, m2.clamp_(min=0.0), x.shape[0])
 
 
 def _mean_and_m2(x: Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -168,6 +173,12 @@ class Spread:
         z = torch.stack((torch.ones_like(d), d, batch.biased + d.square())) * batch.count
         self.products += z[:, None] * z[None]
         self.batches += 1
+
+    def copy(self) -> Spread:
+        """Copy the tensors too."""
+        copy = Spread()
+        copy.batches, copy.origin, copy.products = self.batches, self.origin.clone(), self.products.clone()
+        return copy
 
     def merge(self, other: Spread) -> None:
         """Count the batches of another process, whose origin differs."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,8 +13,9 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from unitvar._torch import AnyBatchNorm, is_lazy
+from unitvar.batchnorm.buffers import running, store, write
 from unitvar.batchnorm.moments import Moments, Spread, batch_moments
-from unitvar.running.restore import overwrite
+from unitvar.running.undo import Undo, undoing
 
 
 class Reached(BaseException):
@@ -63,7 +65,7 @@ class Layer:
         if self._room.shape[-1] != len(moments.mean):  # it was lazy
             self._room = _room(len(moments.mean))
         mean, m2 = self._room[place]
-        return Moments(moments.count, mean.copy_(moments.mean), m2.copy_(moments.m2))
+        return Moments(moments.count, mean.copy_(moments.mean), m2.copy_(moments.m2), moments.examples)
 
     def drop_batch(self) -> None:
         """Forget the current batch."""
@@ -86,28 +88,17 @@ class Layer:
     @property
     def buffers(self) -> tuple[Tensor, Tensor]:
         """Give the running mean and variance."""
-        mean, var = self.module.running_mean, self.module.running_var
-        assert mean is not None
-        assert var is not None
-        return mean, var
+        return running(self.module)
 
     def write(self, mean: Tensor, var: Tensor) -> None:
         """Set the running statistics in place."""
-        for buffer, value in zip(self.buffers, (mean, var), strict=True):
-            overwrite(buffer, value)
+        write(self.module, mean, var)
 
     def finish(self, stats: str) -> None:
         """Set the running statistics to those of all values; the variance as torch stores it, unbiased."""
         assert self.pooled is not None
         assert self.old is not None
-        self.write(self.pooled.mean if stats == "both" else self.old[0], self.pooled.unbiased)
-        for buffer, value in zip(self.buffers, (self.pooled.mean, self.pooled.unbiased), strict=True):
-            if not bool(torch.isfinite(buffer).all()):
-                raise ValueError(
-                    f"BatchNorm {self.name!r} keeps its statistics as {buffer.dtype}, which cannot hold "
-                    f"{float(value.abs().max()):.3g}: keep them in float32, as in module.float(). "
-                    "The model is as it was."
-                )
+        store(self.name, self.module, self.pooled.mean if stats == "both" else self.old[0], self.pooled.unbiased)
 
 
 def _room(channels: int) -> Tensor:
@@ -124,19 +115,9 @@ class Observer:
         self.sequences: dict[tuple[str, ...], None] = {}  # the orders that batches have had
         self.until: Layer | None = None  # where each forward pass may end
 
-    @contextmanager
-    def attached(self) -> Iterator[None]:
+    def attached(self) -> AbstractContextManager[None]:
         """Replace each layer's forward on the instance, so that it sees what user hooks have made of the input."""
-        saved = [(layer, vars(layer.module).get("forward")) for layer in self.layers]
-        try:
-            for layer, forward in saved:
-                vars(layer.module)["forward"] = self._watched(layer, forward)
-            yield
-        finally:
-            for layer, forward in saved:
-                vars(layer.module).pop("forward", None)
-                if forward is not None:
-                    vars(layer.module)["forward"] = forward
+        return _attached(self)
 
     @contextmanager
     def one_batch(self) -> Iterator[None]:
@@ -207,6 +188,21 @@ class Observer:
             layer.write(layer.pooled.mean, layer.pooled.biased)
         elif layer.old is not None:
             layer.write(*layer.old)
+
+
+@undoing()
+def _attached(undo: Undo, observer: Observer) -> None:
+    for layer in observer.layers:
+        forward = vars(layer.module).get("forward")
+        undo.add(partial(_set_forward, layer.module, forward))
+        vars(layer.module)["forward"] = observer._watched(layer, forward)
+
+
+def _set_forward(module: nn.Module, forward: Callable[..., Any] | None) -> None:
+    if forward is not None:
+        vars(module)["forward"] = forward
+    else:
+        vars(module).pop("forward", None)
 
 
 class _BatchNormCalls(TorchFunctionMode):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from numbers import Real
 
@@ -36,7 +37,10 @@ class Options:
             raise ValueError(f"max_batches={n} is not at least 1; None uses all batches.")
         if self.tolerance is not None and not isinstance(self.tolerance, Real):
             raise TypeError(f"tolerance={self.tolerance!r} is not a number; 0.01 stops at 1 %, None uses all batches.")
-        if self.tolerance is not None and not self.tolerance > 0:
-            raise ValueError(f"tolerance={self.tolerance!r} is not above 0; 0.01 stops at 1 %, None uses all batches.")
+        if self.tolerance is not None and not 0 < self.tolerance < math.inf:
+            raise ValueError(
+                f"tolerance={self.tolerance!r} is not a finite number above 0; 0.01 stops at 1 %, None uses all "
+                "batches; to stop after so many, pass max_batches."
+            )
         if self.forward is not None and not callable(self.forward):
             raise TypeError(f"forward={self.forward!r} is not a function of (model, batch).")

@@ -7,6 +7,8 @@ from typing import Any, TypeVar
 
 import torch.distributed as dist
 
+from unitvar._torch import default_store
+
 Result = TypeVar("Result")
 Group = Any  # None, False or a torch.distributed.ProcessGroup
 
@@ -27,6 +29,31 @@ def resolve(group: Group) -> Group:
 def first(group: Group) -> bool:
     """Say whether this process is alone, or the group's rank 0."""
     return group is None or dist.get_rank(group) == 0
+
+
+class _Arrivals:
+    """Count in the group's store how often each rank has come so far: a broken collective does not name who is missing.
+
+    Args:
+        group: a resolved group.
+    """
+
+    def __init__(self, group: Group) -> None:
+        self.ranks = dist.get_process_group_ranks(group)
+        self.mine = self._count(dist.get_rank(), 1)
+
+    def missing(self) -> list[int]:
+        """List the ranks of the group that have come less often than this one."""
+        counts = enumerate(self._count(rank, 0) for rank in self.ranks)
+        return [i for i, count in counts if count is not None and self.mine is not None and count < self.mine]
+
+    def _count(self, rank: int, more: int) -> int | None:
+        """Raise a rank's count; None if there is no store any more, whose host may be the one that is missing."""
+        try:
+            key = f"unitvar/{'-'.join(map(str, self.ranks))}/{rank}"
+            return int(default_store().add(key, more))
+        except (RuntimeError, ValueError):
+            return None
 
 
 def gather(work: Callable[[], Result], group: Group) -> list[Result]:
@@ -51,11 +78,20 @@ def gather(work: Callable[[], Result], group: Group) -> list[Result]:
         failure = error
     mine = (None if failure is None else f"{type(failure).__name__}: {failure}", result)
     everyone: list[Any] = [None] * dist.get_world_size(group)
+    arrivals, lost = _Arrivals(group), None
     try:
         dist.all_gather_object(everyone, mine, group=group)
-    finally:
-        if failure is not None:
-            raise failure
+    except RuntimeError as error:
+        lost = error
+    if failure is not None:
+        raise failure
+    if lost is not None:
+        missing = ", ".join(map(str, arrivals.missing()))
+        who = f"Rank {missing} ended" if missing else "The group broke"
+        raise RuntimeError(
+            f"{who} while re-estimating BatchNorm: killed, out of memory, or its connection was lost ({lost}). This "
+            "rank's model is as it was. Start all ranks again."
+        ) from lost
     for rank, (message, _) in enumerate(everyone):
         if message is not None:
             raise RuntimeError(

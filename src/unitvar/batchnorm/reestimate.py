@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import closing, contextmanager, nullcontext
+import warnings
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch import nn
 
 from unitvar.batchnorm import ranks
-from unitvar.batchnorm.feed import Forward
+from unitvar.batchnorm.feed import Forward, undisturbed
 from unitvar.batchnorm.methods import execution_order, find_layers, one_pass, sequential
-from unitvar.batchnorm.observe import Layer, Observer
+from unitvar.batchnorm.observe import Observer
 from unitvar.batchnorm.options import Options
-from unitvar.batchnorm.report import BatchNormChange, BatchNormReport
+from unitvar.batchnorm.report import BatchNormReport, lone_values
 from unitvar.batchnorm.sharded import gathered
+from unitvar.batchnorm.statistics import BatchNormStatistics, LayerStatistics, keep
 from unitvar.batchnorm.sweep import Sweep, progress_bar
+from unitvar.running.lazy import lazy_on_failure
 from unitvar.running.modules import inner
+from unitvar.running.undo import Undo, undoing
 from unitvar.running.untouched import preserved
 
 
@@ -65,10 +69,44 @@ def reestimate_bn_(
         320
     """
     options = Options(stats, method, forward, max_batches, tolerance, frozen, progress, group)
-    return _reestimate(model, batches, options)[0]
+    with Undo() as undo, undo, lazy_on_failure(inner(model)):
+        return _gathered(model, batches, options).apply_(model)
 
 
-@contextmanager
+def bn_statistics(
+    model: nn.Module,
+    batches: Iterable[Any],
+    *,
+    stats: str = "both",
+    method: str = "one-pass",
+    forward: Forward | None = None,
+    max_batches: int | None = None,
+    tolerance: float | None = None,
+    frozen: bool = False,
+    progress: bool = False,
+    group: ranks.Group = None,
+) -> BatchNormStatistics:
+    """Compute what :func:`reestimate_bn_` would store, with the counts behind it, and leave the model unchanged.
+
+    The arguments are those of :func:`reestimate_bn_`, which is ``bn_statistics(...).apply_(model)``. Statistics of
+    several data sets or sites can be merged exactly, blended with those of a model, saved and applied elsewhere.
+
+    Returns:
+        The statistics, layer by layer in execution order.
+
+    Example:
+        >>> model = nn.Sequential(nn.BatchNorm1d(1))
+        >>> one = bn_statistics(model, [torch.tensor([[1.0], [3.0]])])
+        >>> two = bn_statistics(model, [torch.tensor([[8.0]]), torch.tensor([[8.0]])])
+        >>> report = one.merge(two).apply_(model)  # as from all four values
+        >>> model[0].running_mean, model[0].running_var
+        (tensor([5.]), tensor([12.6667]))
+    """
+    options = Options(stats, method, forward, max_batches, tolerance, frozen, progress, group)
+    with Undo() as undo, undo, lazy_on_failure(inner(model)):
+        return _gathered(model, batches, options)
+
+
 def reestimated_bn(
     model: nn.Module,
     batches: Iterable[Any],
@@ -81,7 +119,7 @@ def reestimated_bn(
     frozen: bool = False,
     progress: bool = False,
     group: ranks.Group = None,
-) -> Iterator[BatchNormReport]:
+) -> AbstractContextManager[BatchNormReport]:
     """Evaluate with re-estimated statistics, then have the old ones back.
 
     The arguments are those of :func:`reestimate_bn_`. What the block does to the running statistics is undone too.
@@ -98,58 +136,40 @@ def reestimated_bn(
         tensor([0., 0.])
     """
     options = Options(stats, method, forward, max_batches, tolerance, frozen, progress, group)
-    report, layers = _reestimate(model, batches, options)
-    try:
-        yield report
-    finally:
-        _put_back(layers)
+    return _reestimated(model, batches, options)
+
+
+@undoing(alone=True)
+def _reestimated(undo: Undo, model: nn.Module, batches: Iterable[Any], options: Options) -> BatchNormReport:
+    with Undo() as guard, guard, lazy_on_failure(inner(model)):
+        found = _gathered(model, batches, options)
+        keep(undo, found, model)
+        return found.apply_(model)
 
 
 @torch.inference_mode(False)  # what is gathered here outlives it
-def _reestimate(model: nn.Module, batches: Iterable[Any], options: Options) -> tuple[BatchNormReport, list[Layer]]:
+def _gathered(model: nn.Module, batches: Iterable[Any], options: Options) -> BatchNormStatistics:
     group = ranks.resolve(options.group)
     model = inner(model)
     layers, kept = find_layers(model, frozen=options.frozen)
     observer = Observer(layers)
     bar = progress_bar(batches, options.max_batches, ranks.first(group)) if options.progress else None
-    with closing(bar) if bar is not None else nullcontext(), preserved(model) as start, gathered(model):
-        sweep = Sweep(model, batches, observer, options.forward, bar)
+    with Undo() as undo:
+        if bar is not None:
+            undo.add(bar.close)
+        source = undo.enter(undisturbed(batches))
+        start = undo.enter(preserved(model))
+        undo.enter(gathered(model))
+        sweep = Sweep(model, source, observer, options.forward, bar)
         gather = one_pass if options.method == "one-pass" else sequential
         with observer.attached():
             total = gather(sweep, options, start, group)
-    order = execution_order(observer)
-    _write(order, options.stats)
-    kept |= {layer.name: "not reached by any batch" for layer in layers if layer not in order}
-    changes = tuple(_change(layer) for layer in order)
-    return BatchNormReport(changes, kept, options.stats, options.method, total), order
-
-
-def _change(layer: Layer) -> BatchNormChange:
-    assert layer.pooled is not None
-    assert layer.old is not None
-    (old_mean, old_var), (new_mean, new_var) = layer.old, layer.buffers
-    return BatchNormChange(
-        layer.name,
-        old_mean.cpu(),
-        old_var.cpu(),
-        new_mean.clone().cpu(),
-        new_var.clone().cpu(),
-        layer.pooled.count,
-        layer.spread.batches,
-        layer.spread.relative_error(layer.pooled),
-    )
-
-
-def _write(layers: list[Layer], stats: str) -> None:
-    try:
         for layer in layers:
-            layer.finish(stats)
-    except BaseException:
-        _put_back(layers)
-        raise
-
-
-def _put_back(layers: list[Layer]) -> None:
-    for layer in layers:
-        if layer.old is not None:
-            layer.write(*layer.old)
+            if layer.old is not None:
+                layer.write(*layer.old)  # a lazy layer had nothing yet that preserved() could put back
+    order = execution_order(observer)
+    kept |= {layer.name: "not reached by any batch" for layer in layers if layer not in order}
+    if remark := lone_values(options.method, [(x.name, x.pooled.count, x.spread.batches) for x in order if x.pooled]):
+        warnings.warn(remark[0].upper() + remark[1:], stacklevel=3)
+    found = tuple(LayerStatistics(x.name, x.pooled.copy(), x.spread) for x in order if x.pooled is not None)
+    return BatchNormStatistics(found, kept, options.stats, options.method, total)

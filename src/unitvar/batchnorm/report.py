@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor
 
+from unitvar.shown import WIDTH, Tabular, counted, html_table, notes, number
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-WIDTH = 80
 COLUMNS = ("values", "old var", "new var", "new/old", "shift", "s.e.")
 NUMBER = 9  # characters a column, and the space before it
 
@@ -73,8 +74,8 @@ class BatchNormChange:
         return row | {key: float(x) if math.isfinite(x) else None for key, x in numbers.items()}
 
 
-@dataclass(frozen=True, eq=False)
-class BatchNormReport:
+@dataclass(frozen=True, eq=False, repr=False)
+class BatchNormReport(Tabular):
     """List what changed, layer by layer in execution order, and what was kept.
 
     Example:
@@ -95,34 +96,45 @@ class BatchNormReport:
         return iter(self.layers)
 
     def __getitem__(self, name: str) -> BatchNormChange:
-        for layer in self.layers:
-            if layer.name == name:
-                return layer
-        reason = self.kept.get(name)
-        known = ", ".join(repr(layer.name) for layer in self.layers)
-        raise KeyError(f"{name!r} was kept: {reason}." if reason else f"{name!r} is not one of {known}.")
+        return named(name, self.layers, self.kept)
 
     @property
     def rows(self) -> list[dict[str, str | int | float | None]]:
         """Give one flat, JSON-ready dict a layer."""
         return [layer.row for layer in self.layers]
 
+    @property
+    def _headline(self) -> str:
+        what = "mean and variance" if self.stats == "both" else "variance"
+        count = f"{counted(self.batches, 'batch')}, {counted(len(self.layers), 'layer')}"
+        return f"BatchNorm {what}, {self.method}, {count}"
+
+    @property
+    def _below(self) -> list[str]:
+        remark = lone_values(self.method, [(x.name, x.values, x.batches) for x in self.layers])
+        kept = [f"kept: {name} ({reason})" for name, reason in self.kept.items()]
+        return [f"warning: {remark}", *kept] if remark else kept
+
     def __str__(self) -> str:
         rows = self.rows
         room = WIDTH - NUMBER * len(COLUMNS)
         wide = min(room, max([len("layer"), *(len(str(row["layer"])) for row in rows)]))
-        what = "mean and variance" if self.stats == "both" else "variance"
-        lines = [f"BatchNorm {what}, {self.method}, {self.batches} batches, {len(rows)} layers"]
-        lines.append("layer".ljust(wide) + "".join(head.rjust(NUMBER) for head in COLUMNS))
+        lines = [self._headline, "layer".ljust(wide) + "".join(head.rjust(NUMBER) for head in COLUMNS)]
         for row in rows:
             *above, name = textwrap.wrap(str(row["layer"]), WIDTH, break_on_hyphens=False) or [""]
             if len(name) > wide:  # too long to stand beside its numbers: it stands above them
                 above, name = [*above, name], ""
-            cells = (_count(row["values"]), *map(_number, (row["old_var"], row["new_var"], row["ratio"], row["shift"])))
-            lines += [*above, name.ljust(wide) + "".join(c.rjust(NUMBER) for c in (*cells, _percent(row)))]
-        for name, reason in self.kept.items():
-            lines += textwrap.wrap(f"kept: {name} ({reason})", WIDTH, subsequent_indent="  ")
+            lines += [*above, name.ljust(wide) + "".join(cell.rjust(NUMBER) for cell in _cells(row))]
+        for line in self._below:
+            lines += textwrap.wrap(line, WIDTH, subsequent_indent="  ")
         return "\n".join(lines)
+
+    def __repr__(self) -> str:
+        return f"<BatchNormReport: {self._headline}>"
+
+    def _repr_html_(self) -> str:
+        rows = [(str(row["layer"]), *_cells(row)) for row in self.rows]
+        return notes(self._headline) + html_table(("layer", *COLUMNS), rows) + notes(*self._below)
 
     def plot(self, ax: Axes | None = None) -> Axes:
         """Draw new over old variance by layer: the middle channel, and the middle 90 % of them.
@@ -140,10 +152,55 @@ class BatchNormReport:
         return plot.ratio_by_layer(*bands.tolist(), ax=ax)
 
 
-def _number(x: Any) -> str:
-    if x is None:
-        return "-"
-    return f"{x:.2e}" if x != 0 and not 1e-3 <= abs(x) < 1e5 else f"{x:.4g}"
+def lone_values(method: str, layers: Sequence[tuple[str, int, int]]) -> str:
+    """Say where one pass goes wrong: batches of one value a channel have no statistics of their own.
+
+    Args:
+        method: how the statistics were gathered.
+        layers: name, values a channel and batches of each layer, in execution order.
+
+    Returns:
+        A sentence with the remedy; nothing, if the last layer is the only one with such batches.
+    """
+    lone = [name for name, values, batches in layers[:-1] if values < 2 * batches]
+    if method != "one-pass" or not lone:
+        return ""
+    return (
+        f"most batches bring one value a channel to BatchNorm {lone[0]!r}, which cannot be normalised by itself: the "
+        'variances of the layers after it may be far off. Use method="sequential", which is exact for any batch size, '
+        "or larger batches."
+    )
+
+
+@runtime_checkable
+class Named(Protocol):
+    """A record of one layer."""
+
+    @property
+    def name(self) -> str:
+        """Give the layer's name."""
+
+
+Record = TypeVar("Record", bound=Named)
+
+
+def named(name: str, layers: Sequence[Record], kept: Mapping[str, str]) -> Record:
+    """Find the record of a layer, or say why there is none."""
+    for layer in layers:
+        if layer.name == name:
+            return layer
+    raise KeyError(f"{name!r} was kept: {kept[name]}." if name in kept else f"{name!r} is not one of {names(layers)}.")
+
+
+def names(layers: Iterable[Named]) -> str:
+    """List the names of layers, for messages."""
+    return ", ".join(repr(layer.name) for layer in layers)
+
+
+def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
+    shift = number(row["shift"], beside=1.0)  # in standard deviations
+    variances = (number(row[key]) for key in ("old_var", "new_var", "ratio"))
+    return _count(row["values"]), *variances, shift, _percent(row)
 
 
 def _count(n: Any) -> str:

@@ -6,14 +6,14 @@ import math
 import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
-from unitvar.batchnorm.feed import Forward, apply
+from unitvar.batchnorm.feed import Forward, apply, read
 from unitvar.batchnorm.moments import Moments
 from unitvar.batchnorm.observe import Observer
+from unitvar.running.attributes import attributes_kept
 from unitvar.running.randomness import RandomState, owned_generators, same
 from unitvar.running.restore import buffers_kept
 
@@ -47,7 +47,7 @@ class Sweep:
             The number of batches seen.
         """
         self.last = 0
-        for batch in islice(self.batches, limit):
+        for batch in read(self.batches, limit):
             self._one(batch, self.last)
             self.last += 1
             error = self.worst_error() if tolerance is not None or self.bar is not None else math.inf
@@ -73,13 +73,8 @@ class Sweep:
         self.observer.batch = index
         # Reading the state costs microseconds, a second forward pass as much as the first.
         before = RandomState.read(self.generators)
-        try:
-            with self.observer.one_batch():
-                apply(self.model, batch, index, self.forward)
-        except Exception as error:
-            if isinstance(self.batches, Tensor):
-                error.add_note("batches is a Tensor, read along its first dimension; a single batch goes in as [batch]")
-            raise
+        with self.observer.one_batch():
+            apply(self.model, batch, index, self.forward)
         if not self.looked_for_noise and not RandomState.read(self.generators).same_as(before):
             self._look_for_noise(batch, index)
         self.observer.keep_batch()
@@ -91,7 +86,7 @@ class Sweep:
         counted = [(layer, layer.counted()) for layer in layers]
         outputs, seen = [], []
         for _ in range(2):
-            with buffers_kept(self.model), self.observer.one_batch():
+            with buffers_kept(self.model), attributes_kept(self.model), self.observer.one_batch():
                 outputs.append(apply(self.model, batch, index, self.forward))
             seen.append({layer: layer.counted()[0] for layer in layers})
         for layer, before in counted:

@@ -7,9 +7,9 @@ it hands back is the one that autograd then attaches its history to: by the next
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from contextvars import ContextVar
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,9 +20,12 @@ from unitvar.batchnorm.moments import Moments, batch_moments
 from unitvar.flow.tally import Layer, widest
 from unitvar.graph.op import Op, op_of, tensors_in
 from unitvar.moments import RULES
-from unitvar.moments.ops.pointwise import is_sum
+from unitvar.moments.ops.arithmetic import is_sum
 from unitvar.moments.ops.views import keeps_elements
+from unitvar.running.gathering import Gathering, kept_parameters
+from unitvar.running.shards import gathered_tensor
 from unitvar.running.tracker import ParameterTracker
+from unitvar.running.undo import Undo, undoing
 
 __all__ = ["Meter", "is_measuring", "measuring"]
 
@@ -31,14 +34,11 @@ Sampler = Callable[[Layer, Tensor, Tensor], None]
 _measuring: ContextVar[bool] = ContextVar("unitvar_measuring", default=False)
 
 
-@contextmanager
-def measuring() -> Iterator[None]:
+@undoing()
+def measuring(undo: Undo) -> None:
     """Mark what this thread runs as a measurement, which is no step of training. Other threads are not concerned."""
-    token = _measuring.set(True)
-    try:
-        yield
-    finally:
-        _measuring.reset(token)
+    undo.add(partial(_measuring.set, _measuring.get()))
+    _measuring.set(True)
 
 
 def is_measuring() -> bool:
@@ -58,13 +58,16 @@ class _Fresh:
 
     def receive(self, gradient: Tensor) -> None:
         if self.layer is not None:
-            self.layer.receive(gradient)
+            self.layer.receive(gathered_tensor(gradient))
 
 
 class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Measure the output of every weight, and the gradient that comes back to it.
 
     Recomputation by checkpoints, which happens inside a backward pass, is known for what it is and counted once.
+
+    What FSDP2 gathers is followed under the names of its shards. Of a pre-activation that tensor parallelism has spread
+    over ranks, all of it is gathered for as long as it takes to measure it.
 
     Args:
         model: whose parameters are followed, through views, casts and parametrisations.
@@ -81,7 +84,9 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.layers: dict[tuple[str, int], Layer] = {}
         self.norms: dict[tuple[str, int], Moments] | None = {} if norms else None
         self.recurrent = {name for name, module in model.named_modules() if isinstance(module, nn.RNNBase)}
-        self.tracker = ParameterTracker(model.named_parameters())
+        self.gathering = Gathering(model)
+        own = kept_parameters(model).items()
+        self.tracker = ParameterTracker((name, p) for name, p in own if id(p) not in self.gathering.shards)
         for module in model.modules():
             plain = (value for value in vars(module).values() if isinstance(value, Tensor))
             for buffer in (*own_buffers(module).values(), *plain):
@@ -93,6 +98,7 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Start a run."""
         self.uses: Counter[str] = Counter()
         self.tracker.forget()
+        torch.clear_autocast_cache()  # casts made before the run cannot be followed back to their parameters
         self.fresh: _Fresh | None = None
         self.hidden = False  # whether a pre-activation was computed with gradients off
         for layer in self.layers.values():
@@ -108,12 +114,13 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         fresh.value = fresh.x = None
         assert z is not None
         with torch.no_grad():
+            z = gathered_tensor(z)
             if fresh.layer is None:
                 fresh.layer = self._recomputed(fresh.name, z)
             else:
                 fresh.layer.give(z)
                 if self.sampler is not None and x is not None:
-                    self.sampler(fresh.layer, x.detach(), z.detach())
+                    self.sampler(fresh.layer, gathered_tensor(x).detach(), z.detach())
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -123,6 +130,8 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         backward = in_backward()
         if backward and not torch.is_grad_enabled():
             return func(*args, **kwargs)
+        for name, parameter in self.gathering:
+            self.tracker.own(parameter, name)
         op = op_of(func)
         tensors = list(tensors_in(args))
         # Asked before the op runs, which may write to them.
@@ -209,5 +218,5 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
             path = self.path()
             self.uses[f"norm {path}"] += 1
             key = path, self.uses[f"norm {path}"]
-            seen = batch_moments(bound[0].detach())
+            seen = batch_moments(gathered_tensor(bound[0]).detach())
             self.norms[key] = self.norms[key].merge(seen) if key in self.norms else seen

@@ -15,22 +15,28 @@ from unitvar.moments.forward import rule_of
 from unitvar.moments.inputs import input_signals, other_axes
 from unitvar.moments.known import ancestors, followed
 from unitvar.moments.reverse import gradients
+from unitvar.moments.shares import Shares, predicted_shares
+from unitvar.moments.shift import is_noisy, variance_shifts
 from unitvar.moments.signal import Signal
 from unitvar.moments.uses import operands, use_of
 
-__all__ = ["Prediction", "predict"]
+__all__ = ["Prediction", "Predictions", "predict"]
 
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """Mean and mean square of a pre-activation, and the mean square of its gradient; None where that is unknown."""
+    """Mean and mean square of a pre-activation, the mean square of its gradient (None: unknown), and its shares."""
 
     mean: float
     second: float
     gradient: float | None
+    shares: Shares
 
 
-def predict(model: nn.Module, batch: Any, outputs: Sequence[float]) -> dict[tuple[str, int], Prediction]:
+Predictions = tuple[dict[tuple[str, int], Prediction], dict[tuple[str, int], float]]
+
+
+def predict(model: nn.Module, batch: Any, outputs: Sequence[float]) -> Predictions:
     """Predict what every use of a weight gives and gets.
 
     Args:
@@ -39,7 +45,7 @@ def predict(model: nn.Module, batch: Any, outputs: Sequence[float]) -> dict[tupl
         outputs: E g² of the loss's gradient at each floating-point output.
 
     Returns:
-        Parameter name and number of the use → prediction.
+        Parameter name and number of the use → prediction; batch norm and number of the use → its variance shift.
     """
     graph = trace(model, batch, known=lambda op: known(op, {}))
     try:
@@ -48,12 +54,16 @@ def predict(model: nn.Module, batch: Any, outputs: Sequence[float]) -> dict[tupl
         graph.release()
 
 
-def _predicted(graph: Graph, outputs: Sequence[float]) -> dict[tuple[str, int], Prediction]:
+def _predicted(graph: Graph, outputs: Sequence[float]) -> Predictions:
     inputs = input_signals(graph, "measured")
     found = propagate(graph, inputs, lambda _: None)
     for others in other_axes(inputs) if found.mixed else ():  # perhaps another dimension counts examples
         other = propagate(graph, others, lambda _: None, numbers=found.numbers)
-        found = other if other.mixed < found.mixed else found
+        found, inputs = (other, others) if other.mixed < found.mixed else (found, inputs)
+    shifts = {}
+    if is_noisy(graph, {}):
+        quiet = propagate(graph, inputs, lambda _: None, numbers=found.numbers, quiet=True)
+        shifts = variance_shifts(graph, found, quiet, {})
     floats = [v for v in graph.outputs if v.dtype.is_floating_point]
     seeds = dict(zip(map(id, floats), outputs, strict=False)) if len(floats) == len(outputs) else {}
     back = gradients(graph, found, [seeds.get(id(v), 0.0) for v in graph.outputs]) if seeds else {}
@@ -63,7 +73,7 @@ def _predicted(graph: Graph, outputs: Sequence[float]) -> dict[tuple[str, int], 
         for name, made in _uses(node, rule, found, back):
             uses[name] += 1
             predictions[name, uses[name]] = made
-    return predictions
+    return predictions, shifts
 
 
 def _weight_ops(graph: Graph) -> Iterator[tuple[Node, Rule]]:
@@ -85,7 +95,10 @@ def _uses(node: Node, rule: Rule, found: Propagation, back: dict[int, Signal]) -
             continue
         signal, g = found.signal(output), back.get(id(output))
         gradient = None if not back else 0.0 if g is None else float(g.second)
-        yield _owner(operand), Prediction(float(signal.mean), float(signal.second), gradient)
+        yield (
+            _owner(operand),
+            Prediction(float(signal.mean), float(signal.second), gradient, predicted_shares([signal])),
+        )
         return
 
 
@@ -102,7 +115,7 @@ def _recurrent(node: Node, rule: Rule, found: Propagation) -> Iterator[tuple[str
         second = float(x.second) * use.fan_in * found.numbers.actual(use.operand).second
         bias = biases.get(use.parameter.name.replace("weight", "bias"))
         more = found.numbers.actual(bias).second if bias is not None else 0.0
-        yield use.parameter.name, Prediction(0.0, second + more, None)
+        yield use.parameter.name, Prediction(0.0, second + more, None, Shares())
 
 
 def _owner(operand: Value) -> str:

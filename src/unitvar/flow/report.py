@@ -13,7 +13,10 @@ from torch import nn
 from unitvar.batchnorm.moments import Moments
 from unitvar.flow.predict import Prediction
 from unitvar.flow.tally import Layer, labelled
-from unitvar.flow.verdict import verdict
+from unitvar.flow.verdict import level, verdict
+from unitvar.flow.writing import scalars, writing
+from unitvar.moments.shares import Shares
+from unitvar.shown import Tabular, counted, frame
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -58,6 +61,10 @@ class LayerFlow(_Record):
         predicted_mean: E z as predicted; None where it was not.
         predicted_variance: E z² as predicted.
         predicted_gradient: E g² as predicted.
+        signal: the share of E z² that differs from example to example and not from mask to mask; None after one run.
+        noise: the share of E z² that differs from mask to mask. The rest is common to all examples.
+        predicted_signal: the same, as predicted.
+        predicted_noise: the same, as predicted.
     """
 
     name: str
@@ -71,9 +78,13 @@ class LayerFlow(_Record):
     predicted_mean: float | None
     predicted_variance: float | None
     predicted_gradient: float | None
+    signal: float | None = None
+    noise: float | None = None
+    predicted_signal: float | None = None
+    predicted_noise: float | None = None
 
     @staticmethod
-    def of(layer: Layer, predicted: Prediction | None, runs: int) -> LayerFlow:
+    def of(layer: Layer, predicted: Prediction | None, runs: int, shares: Shares) -> LayerFlow:
         """Make a record of what was gathered."""
         forward, backward = layer.forward, layer.backward
         told = (None, None, None) if predicted is None else (predicted.mean, predicted.second, predicted.gradient)
@@ -81,7 +92,9 @@ class LayerFlow(_Record):
             told = *told[:2], None
         size = forward.count // runs
         means = forward.mean, forward.second, backward.second
-        return LayerFlow(layer.name, layer.use, layer.op, size, *means, layer.dead, *told)
+        expected = Shares() if predicted is None else predicted.shares
+        split = (None if math.isnan(x) else x for x in (*shares, *expected))
+        return LayerFlow(layer.name, layer.use, layer.op, size, *means, layer.dead, *told, *split)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +109,7 @@ class NormGap(_Record):
         running: the running variance that it holds, averaged over channels; None if it holds none.
         gap: on / off, the geometric mean over channels: by how much a variance gathered in training is too large at
             test time, or too small. :func:`unitvar.reestimate_bn_` closes it.
+        predicted_gap: the same, as predicted for the weights as they are.
     """
 
     name: str
@@ -104,20 +118,21 @@ class NormGap(_Record):
     off: float
     running: float | None
     gap: float | None
+    predicted_gap: float | None = None
 
     @staticmethod
-    def of(name: str, use: int, on: Moments, off: Moments, model: nn.Module) -> NormGap:
+    def of(name: str, use: int, on: Moments, off: Moments, model: nn.Module, predicted: float | None) -> NormGap:
         """Compare two measurements."""
         a, b = on.biased, off.biased
         both = (a > 0) & (b > 0)
         gap = float((a[both] / b[both]).log().mean().exp()) if bool(both.any()) else None
         held = getattr(model.get_submodule(name), "running_var", None)
         running = float(held.double().mean()) if isinstance(held, torch.Tensor) else None
-        return NormGap(name, use, float(a.mean()), float(b.mean()), running, gap)
+        return NormGap(name, use, float(a.mean()), float(b.mean()), running, gap, predicted)
 
 
-@dataclass(frozen=True, eq=False)
-class VarianceReport:
+@dataclass(frozen=True, eq=False, repr=False)
+class VarianceReport(Tabular):
     """What flows through a model, layer by layer in execution order, measured and predicted.
 
     Attributes:
@@ -155,20 +170,52 @@ class VarianceReport:
         """Give one flat, JSON-ready dict a batch norm."""
         return [norm.row for norm in self.norms]
 
+    def write(self, writer: Any, step: int = 0) -> None:
+        """Log mean, variance, gradient and dead share of every layer, as :func:`unitvar.watch` does while training.
+
+        Args:
+            writer: a TensorBoard ``SummaryWriter``, or a function of (values, step), such as
+                :mod:`unitvar.integrations.loggers` has for other loggers.
+            step: under which to log.
+        """
+        writing(writer)(scalars(self.rows), step)
+
     @property
     def verdict(self) -> str:
-        """Say in one line whether signal and gradient explode, vanish or hold; see :mod:`unitvar.flow.verdict`."""
+        """Say in one line whether signal and gradient explode, vanish or hold, and whether the output is too large.
+
+        See :mod:`unitvar.flow.verdict` for what the words mean.
+        """
         labels = [layer.label for layer in self.layers]
         signal = verdict("signal variance", labels, [layer.variance for layer in self.layers])
         # Of gradients what counts is the norm: each pool spreads the same norm over more elements before it.
         norms = [None if layer.gradient is None else layer.gradient * layer.size for layer in self.layers]
         gradient = verdict("squared gradient norm", labels[::-1], norms[::-1])
-        return "; ".join(part for part in (signal, gradient) if part)
+        last = self.layers[-1] if self.layers else None
+        large = "" if last is None else level(last.label, last.variance, last.predicted_variance)
+        return "; ".join(part for part in (signal, gradient, large) if part)
+
+    @property
+    def healthy(self) -> bool:
+        """Say whether nothing explodes, vanishes or is too large."""
+        return not any(self.verdict.count(f": {word}") for word in ("exploding", "vanishing", "too large"))
 
     def __str__(self) -> str:
         from unitvar.flow.table import text  # which speaks of reports itself
 
         return text(self)
+
+    def __repr__(self) -> str:
+        return f"<VarianceReport: {counted(len(self), 'weight')}; {self.verdict}>"
+
+    def _repr_html_(self) -> str:
+        from unitvar.flow.table import html
+
+        return html(self)
+
+    def norms_to_pandas(self) -> Any:
+        """Give ``.norm_rows`` as a data frame; needs pandas."""
+        return frame(self.norm_rows)
 
     def plot(self, ax: Axes | None = None) -> Axes:
         """Draw variance against depth, forward and backward: measured as points, predicted as lines.
@@ -181,7 +228,20 @@ class VarianceReport:
         """
         from unitvar import plot
 
-        return plot.flow(self.rows, ax=ax)
+        return plot.flow(self.rows, ax=ax, title=self.verdict)
+
+    def plot_shares(self, ax: Axes | None = None) -> Axes:
+        """Draw what E z² of every layer is made of: common to all examples, telling them apart, noise of masks.
+
+        Args:
+            ax: where to draw; default: new axes.
+
+        Returns:
+            The axes.
+        """
+        from unitvar import plot
+
+        return plot.shares(self.rows, ax=ax)
 
 
 def _json(x: Any) -> Any:

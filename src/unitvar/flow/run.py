@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,25 +12,32 @@ from torch import Tensor, nn
 
 from unitvar._torch import gradient_hooks
 from unitvar.flow.meter import Meter, Sampler, measuring
-from unitvar.flow.predict import predict
+from unitvar.flow.predict import Predictions, predict
 from unitvar.flow.report import LayerFlow, NormGap, VarianceReport
+from unitvar.flow.shares import MeasuredShares
 from unitvar.flow.tally import Tally
 from unitvar.running.calling import call, copied, device_of, flattened, moved
 from unitvar.running.example import check_example, explained
+from unitvar.running.gathering import sharding_kept
 from unitvar.running.lazy import lazy_kept, materialise
 from unitvar.running.modes import dropout_off
 from unitvar.running.modules import inner, modules_tracked
 from unitvar.running.randomness import random_state_kept
 from unitvar.running.restore import values_kept
+from unitvar.running.shards import from_first_rank, fsdp_modules, resharded, sharded, spread_like, whole
 from unitvar.running.switches import recurrences_in_steps
+from unitvar.running.undo import Undo, undoing
 from unitvar.running.untouched import untouched
+from unitvar.shown import progress_bar
 
 __all__ = ["measure", "sample"]
 
 Loss = Callable[[Any], Tensor]
 
 
-def measure(model: nn.Module, batch: Any, *, loss: Loss | None = None, runs: int = 4) -> VarianceReport:
+def measure(
+    model: nn.Module, batch: Any, *, loss: Loss | None = None, runs: int = 4, progress: bool = False
+) -> VarianceReport:
     r"""Measure what flows through a model, forward and backward, beside what is predicted for its weights.
 
     The model is run in train mode, dropout on, with autograd. For every use of a weight, in execution order: mean and
@@ -48,6 +55,7 @@ def measure(model: nn.Module, batch: Any, *, loss: Loss | None = None, runs: int
         loss: ``loss(output)``, a scalar. Default: the sum of all floating-point outputs, each element with a random
             sign, so that E g² is one at the output.
         runs: how often to run, with other masks and other signs each time.
+        progress: show a tqdm bar over the runs and the prediction; for large models.
 
     Returns:
         The report; ``print`` it, or ``.plot()`` it.
@@ -63,24 +71,26 @@ def measure(model: nn.Module, batch: Any, *, loss: Loss | None = None, runs: int
     _check(loss, runs)
     check_example(batch)
     model = inner(model)
-    with _prepared(model, batch) as batch:
+    with progress_bar(runs + 1, progress) as done, Undo() as undo, undo, _prepared(model, batch) as batch:
         with _running(model) as path:
-            meter = Meter(model, path, norms=True)
+            shares = MeasuredShares(_examples(batch))
+            meter = Meter(model, path, norms=True, sampler=shares)
             outputs: list[Tally] = []
             for run in range(runs):
                 _run(model, batch, loss, meter, outputs, run)
+                done()
             off = _without_noise(model, batch, path) if meter.norms else {}
         # The default loss has E g² = 1 at every output; an output that the model uses itself gets more than the loss's.
         seconds = [(1.0 if loss is None and tally.count else tally.second) or 0.0 for tally in outputs]
         try:
             with random_state_kept(model):
-                predicted, why = predict(model, copied(batch), seconds), ""
+                (predicted, shifts), why = _predicted(model, copied(batch), seconds), ""
         except Exception as error:  # a model that runs, but not under the recorder
-            predicted, why = {}, f"{type(error).__name__}: {error}"
-    layers = [LayerFlow.of(layer, predicted.get(key), runs) for key, layer in meter.layers.items()]
+            predicted, shifts, why = {}, {}, f"{type(error).__name__}: {error}"
+        done()
+    layers = [LayerFlow.of(layer, predicted.get(key), runs, shares.of(layer)) for key, layer in meter.layers.items()]
     assert meter.norms is not None
-    gaps = [NormGap.of(path, use, on, off[path, use], model) for (path, use), on in meter.norms.items()
-            if (path, use) in off]  # fmt: skip
+    gaps = [NormGap.of(*key, on, off[key], model, shifts.get(key)) for key, on in meter.norms.items() if key in off]
     return VarianceReport(tuple(layers), tuple(gaps), runs, why)
 
 
@@ -94,7 +104,7 @@ def sample(model: nn.Module, batch: Any, sampler: Sampler) -> None:
     """
     check_example(batch)
     model = inner(model)
-    with _prepared(model, batch) as batch, _running(model) as path, torch.no_grad():
+    with Undo() as undo, undo, _prepared(model, batch) as batch, _running(model) as path, torch.no_grad():
         meter = Meter(model, path, sampler=sampler)
         with meter:
             _call(model, copied(batch))
@@ -110,65 +120,54 @@ def _check(loss: Loss | None, runs: int) -> None:
         raise ValueError(f"runs={runs} is not 1 or more.")
 
 
-@contextmanager
-def _prepared(model: nn.Module, batch: Any) -> Iterator[Any]:
+@undoing()
+def _prepared(undo: Undo, model: nn.Module, batch: Any) -> Any:
     """Give the batch as the model wants it, lazy layers made real for as long as that takes."""
     device = device_of(model)
     if device.type == "meta":
         raise ValueError("The model is on the meta device, where nothing flows: use model.to_empty(device=...) first.")
-    with torch.inference_mode(False), lazy_kept(model):
-        batch = moved(copied(batch), device)
-        with untouched(model, attributes=False):
-            materialise(model, batch)
-        yield batch
+    resharded(model)  # what FSDP2 has left gathered has no memory of its own to come back to
+    undo.enter(torch.inference_mode(False))
+    undo.enter(lazy_kept(model))
+    batch = moved(copied(batch), device)
+    with untouched(model, attributes=False):
+        materialise(model, batch)
+    return batch
 
 
-@contextmanager
-def _running(model: nn.Module) -> Iterator[Callable[[], str]]:
+@undoing()
+def _running(undo: Undo, model: nn.Module) -> Callable[[], str]:
     """Put back all that runs change, and open up what would compute many ops in one."""
-    with ExitStack() as stack:
-        for kept in (untouched, values_kept, _gradients_kept, _recurrences_open):
-            stack.enter_context(kept(model))
-        if "torch.jit" in sys.modules:  # its optimiser takes gradients out of autograd's hands
-            stack.enter_context(torch.jit.optimized_execution(False))  # type: ignore[attr-defined]
-        torch.clear_autocast_cache()  # casts made before the run cannot be followed back to their parameters
-        paths = stack.enter_context(modules_tracked(model))
-        stack.enter_context(measuring())
-        yield lambda: paths[-1]
+    undo.enter(untouched(model))
+    undo.enter(sharding_kept(model))  # what attributes then come back to are shards
+    undo.enter(values_kept(model))
+    undo.enter(_gradients_kept(model))
+    if any(isinstance(m, nn.RNNBase) for m in model.modules()):
+        undo.enter(recurrences_in_steps())
+    if "torch.jit" in sys.modules:  # its optimiser takes gradients out of autograd's hands
+        undo.enter(torch.jit.optimized_execution(False))  # type: ignore[attr-defined]
+    paths = undo.enter(modules_tracked(model))
+    undo.enter(measuring())
+    return lambda: paths[-1]
 
 
-@contextmanager
-def _gradients_kept(model: nn.Module) -> Iterator[None]:
+@undoing()
+def _gradients_kept(undo: Undo, model: nn.Module) -> None:
     """Set gradients aside, and what acts on them as soon as they are there."""
-    parameters = list(model.parameters())
-    saved = [(p, p.grad) for p in parameters]
-    tables = [h for p in parameters if (h := gradient_hooks(p))]
-    hooks = [(table, dict(table)) for table in tables]
-    try:
-        for p in parameters:
-            p.grad = None
-        for table in tables:
+    for p in model.parameters():
+        undo.add(partial(setattr, p, "grad", p.grad))
+        p.grad = None
+        table = gradient_hooks(p)
+        if table:
+            undo.add(partial(table.update, dict(table)))
             table.clear()
-        yield
-    finally:
-        for p, grad in saved:
-            p.grad = grad
-        for table, entries in hooks:
-            table.update(entries)
-
-
-@contextmanager
-def _recurrences_open(model: nn.Module) -> Iterator[None]:
-    recurrent = any(isinstance(m, nn.RNNBase) for m in model.modules())
-    with recurrences_in_steps() if recurrent else nullcontext():
-        yield
 
 
 def _call(model: nn.Module, batch: Any) -> Any:
     try:
         return call(model, batch)
     except Exception as error:
-        raise explained(error, batch) from error.__cause__
+        raise explained(error, batch, model) from error.__cause__
 
 
 def _run(model: nn.Module, batch: Any, loss: Loss | None, meter: Meter, outputs: list[Tally], run: int) -> None:
@@ -188,7 +187,8 @@ def _run(model: nn.Module, batch: Any, loss: Loss | None, meter: Meter, outputs:
             return
         leaves = [t for t in (*model.parameters(), *_floats(batch)) if t.requires_grad]
         with meter:  # checkpoints run the model again
-            if meter.hidden or not leaves:  # only .backward() reaches what a reentrant checkpoint hides
+            # Only .backward() reaches what a reentrant checkpoint hides, and what FSDP2 has gathered.
+            if meter.hidden or not leaves or fsdp_modules(model):
                 scalar.backward()  # type: ignore[no-untyped-call]
             else:  # touches no .grad and sets off nothing that waits for one
                 torch.autograd.grad(scalar, leaves, allow_unused=True)
@@ -197,13 +197,23 @@ def _run(model: nn.Module, batch: Any, loss: Loss | None, meter: Meter, outputs:
 
 def _projected(floats: list[Tensor], run: int) -> Tensor | None:
     """Sum all outputs with random signs: a gradient of mean square one, its elements independent."""
-    generator = torch.Generator().manual_seed(run)
+    generator = torch.Generator("cpu").manual_seed(run)
     terms = []
     for tensor in floats:
         if tensor.requires_grad:
-            signs = torch.randint(2, tensor.shape, generator=generator).to(tensor.device) * 2 - 1
-            terms.append((tensor.float() * signs).sum())
+            signs = torch.randint(2, tensor.shape, generator=generator, device="cpu").to(tensor.device) * 2 - 1
+            terms.append((tensor.float() * spread_like(signs, tensor)).sum())
     return torch.stack([t.to(terms[0].device) for t in terms]).sum() if terms else None
+
+
+def _predicted(model: nn.Module, batch: Any, outputs: list[float]) -> Predictions:
+    """Predict; of a model that is sharded over ranks, for what it was before, on the first rank's batch."""
+    if not sharded(model):
+        return predict(model, batch, outputs)
+    # Gathering the numbers takes all ranks at once, in one order: they must all run the same.
+    batch = from_first_rank(model, moved(batch, torch.device("cpu")))
+    with whole(model):
+        return predict(model, batch, outputs)
 
 
 def _scalar(value: Any) -> Tensor:
@@ -221,6 +231,12 @@ def _without_noise(model: nn.Module, batch: Any, path: Callable[[], str]) -> dic
         _call(model, copied(batch))
     assert meter.norms is not None
     return dict(meter.norms)
+
+
+def _examples(batch: Any) -> int:
+    """Count the examples of a batch: the first dimension of its first tensor."""
+    first = next((t for t in flattened(batch) if isinstance(t, Tensor)), None)
+    return first.shape[0] if first is not None and first.dim() else 0
 
 
 def _floats(batch: Any) -> Iterator[Tensor]:

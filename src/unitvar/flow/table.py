@@ -8,54 +8,105 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from unitvar.flow.tally import labelled
+from unitvar.shown import WIDTH, counted, html_table, notes, number, wrapped
 
 if TYPE_CHECKING:
     from unitvar.flow.report import LayerFlow, NormGap, VarianceReport
 
-__all__ = ["over_steps", "text"]
+__all__ = ["html", "html_over_steps", "observed", "over_steps", "text"]
 
-WIDTH = 80
 _LAYER = (("E z", 10), ("E z²", 9), ("predicted", 10), ("E g²", 9), ("predicted", 10), ("dead", 6))
 _STEPS = (("E z²", 10), ("last", 9), ("E g²", 10), ("last", 9), ("|dW|", 10), ("last", 9))
-_NORM = (("var on", 10), ("var off", 10), ("running", 10), ("on/off", 8))
+_SHARES = (("signal", 10), ("predicted", 10), ("noise", 10), ("predicted", 10))
+_NORM = (("var on", 10), ("var off", 10), ("running", 10), ("on/off", 8), ("predicted", 10))
+_OF_SHARES = "of E z²: what tells examples apart (signal), and what dropout masks add (noise)"
+_SILENT = 1e-3  # a share of noise that rounding makes
 
 
 def text(report: VarianceReport) -> str:
     """Lay a report out."""
-    counts = f"{_counted(len(report), 'weight')} in train mode, {_counted(report.runs, 'run')}"
-    lines = [f"{counts}: z pre-activation, g its gradient"]
+    lines = [_headline(report)]
     lines += _table("weight", _LAYER, [(layer.label, _layer(layer)) for layer in report.layers])
+    if _is_noisy(report):
+        lines += wrapped(_OF_SHARES)
+        lines += _table("weight", _SHARES, [(layer.label, _shares(layer)) for layer in report.layers])
     if report.norms:
         lines += _table("batch norm", _NORM, [(norm.label, _norm(norm)) for norm in report.norms])
-    if report.unpredicted:
-        lines += _wrapped(f"no prediction: {report.unpredicted}")
-    lines += _wrapped(report.verdict)
+    for line in _below(report):
+        lines += wrapped(line)
+    return "\n".join(lines)
+
+
+def html(report: VarianceReport) -> str:
+    """Lay a report out for a notebook."""
+    layers = [(layer.label, *_layer(layer)) for layer in report.layers]
+    norms = [(norm.label, *_norm(norm)) for norm in report.norms]
+    made = notes(_headline(report)) + html_table(("weight", *(head for head, _ in _LAYER)), layers)
+    if _is_noisy(report):
+        shares = [(layer.label, *_shares(layer)) for layer in report.layers]
+        made += notes(_OF_SHARES) + html_table(("weight", *(head for head, _ in _SHARES)), shares)
+    if norms:
+        made += html_table(("batch norm", *(head for head, _ in _NORM)), norms)
+    return made + notes(*_below(report))
+
+
+def _is_noisy(report: VarianceReport) -> bool:
+    return any((layer.noise or 0.0) > _SILENT for layer in report.layers)
+
+
+def _headline(report: VarianceReport) -> str:
+    counts = f"{counted(len(report), 'weight')} in train mode, {counted(report.runs, 'run')}"
+    return f"{counts}: z pre-activation, g its gradient"
+
+
+def _below(report: VarianceReport) -> list[str]:
+    lines = [f"no prediction: {report.unpredicted}"] if report.unpredicted else []
+    lines.append(report.verdict)
     gaps = [norm for norm in report.norms if norm.gap is not None]
     if gaps:
         widest = max(gaps, key=lambda norm: abs(math.log(norm.gap or 1.0)))
         some = f"up to {widest.gap:.3g}, at {widest.label}" if f"{widest.gap:.3g}" != "1" else "none"
-        lines += _wrapped(f"train/eval gap of batch norms: {some}")
-    return "\n".join(lines)
+        lines.append(f"train/eval gap of batch norms: {some}")
+    return lines
 
 
 def over_steps(rows: Sequence[Mapping[str, Any]], steps: int) -> str:
     """Lay out what became of each weight from the first observed step to the last."""
-    if not rows:
-        called = "the model was not called in train mode with gradients on"
-        return "\n".join(_wrapped(f"{_counted(steps, 'step')}, none observed: {called}"))
+    lines = wrapped(_observed(rows, steps))
+    return "\n".join(lines + (_table("weight", _STEPS, _ends(rows)) if rows else []))
+
+
+def html_over_steps(rows: Sequence[Mapping[str, Any]], steps: int) -> str:
+    """Do the same for a notebook."""
+    ends = [(label, *cells) for label, cells in _ends(rows)]
+    table = html_table(("weight", *(head for head, _ in _STEPS)), ends) if ends else ""
+    return notes(_observed(rows, steps)) + table
+
+
+def observed(rows: Sequence[Mapping[str, Any]], steps: int) -> str:
+    """Say in a few words how much was observed."""
+    seen = list(dict.fromkeys(row["step"] for row in rows))
+    if not seen:
+        return f"{counted(steps, 'step')}, none observed"
+    return f"{counted(steps, 'step')}, observed {counted(len(seen), 'time')}, first at {seen[0]} and last at {seen[-1]}"
+
+
+def _observed(rows: Sequence[Mapping[str, Any]], steps: int) -> str:
+    why = "z pre-activation, g its gradient, dW the weight's"
+    return f"{observed(rows, steps)}: {why if rows else 'the model was not called in train mode with gradients on'}"
+
+
+def _ends(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, tuple[str, ...]]]:
     ends: dict[str, tuple[Mapping[str, Any], Mapping[str, Any]]] = {}
     for row in rows:
         label = labelled(row["name"], row["use"])
         ends[label] = ends.get(label, (row, row))[0], row
-    seen = list(dict.fromkeys(row["step"] for row in rows))
-    where = f"observed {_counted(len(seen), 'time')}, first at {seen[0]} and last at {seen[-1]}"
-    lines = _wrapped(f"{_counted(steps, 'step')}, {where}: z pre-activation, g its gradient, dW the weight's")
-    return "\n".join(lines + _table("weight", _STEPS, [(label, _change(*pair)) for label, pair in ends.items()]))
+    return [(label, _change(*pair)) for label, pair in ends.items()]
 
 
 def _change(first: Mapping[str, Any], last: Mapping[str, Any]) -> tuple[str, ...]:
     whats = ("variance", "gradient", "weight_gradient_norm")
-    return tuple(_number(row[what]) for what in whats for row in (first, last))
+    return tuple(_short(row[what]) for what in whats for row in (first, last))
 
 
 def _table(head: str, columns: tuple[tuple[str, int], ...], rows: list[tuple[str, tuple[str, ...]]]) -> list[str]:
@@ -72,29 +123,24 @@ def _table(head: str, columns: tuple[tuple[str, int], ...], rows: list[tuple[str
 
 
 def _layer(layer: LayerFlow) -> tuple[str, ...]:
-    forward = (layer.mean, layer.variance, layer.predicted_variance)
-    return (*map(_number, (*forward, layer.gradient, layer.predicted_gradient)), _percent(layer.dead))
+    mean = number(layer.mean, digits=3, beside=(layer.variance or 0.0) ** 0.5)
+    rest = (layer.variance, layer.predicted_variance, layer.gradient, layer.predicted_gradient)
+    return mean, *map(_short, rest), _percent(layer.dead)
+
+
+def _shares(layer: LayerFlow) -> tuple[str, ...]:
+    return tuple(map(_percent, (layer.signal, layer.predicted_signal, layer.noise, layer.predicted_noise)))
 
 
 def _norm(norm: NormGap) -> tuple[str, ...]:
-    return tuple(map(_number, (norm.on, norm.off, norm.running, norm.gap)))
+    return tuple(map(_short, (norm.on, norm.off, norm.running, norm.gap, norm.predicted_gap)))
 
 
-def _number(x: float | None) -> str:
-    if x is None:
-        return "-"
-    return f"{x:.2e}" if x != 0 and not 1e-3 <= abs(x) < 1e4 else f"{x:.3g}" if abs(x) < 1e3 else f"{x:.0f}"
+def _short(x: float | None) -> str:
+    return number(x, digits=3)
 
 
 def _percent(share: float | None) -> str:
     if share is None:
         return "-"
-    return "<1 %" if 0 < share < 0.005 else f"{100 * share:.0f} %"
-
-
-def _counted(n: int, what: str) -> str:
-    return f"{n} {what}" if n == 1 else f"{n} {what}s"
-
-
-def _wrapped(line: str) -> list[str]:
-    return textwrap.wrap(line, WIDTH, subsequent_indent="  ", break_on_hyphens=False)
+    return "<1 %" if 0 < share < 0.005 else f"{100 * max(0.0, share):.0f} %"

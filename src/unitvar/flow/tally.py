@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from unitvar.running.shards import gathered_tensor
+
 __all__ = ["Layer", "Tally", "labelled", "widest"]
 
 
@@ -29,14 +31,14 @@ class Tally:
         self.squares: Tensor | float = 0.0
 
     def add(self, x: Tensor) -> None:
-        """Count a tensor."""
+        """Count a tensor; a DTensor, on all ranks that share it, as a whole."""
         x, wide = x.detach(), widest(x)
         self.count += x.numel()
         if x.is_sparse:  # as an embedding's gradient may be; the rest is zero
             x = x.coalesce().values()
         x = torch.view_as_real(x) if x.is_complex() else x
-        self.total = self.total + x.sum(dtype=wide)
-        self.squares = self.squares + torch.linalg.vector_norm(x, dtype=wide).square()
+        self.total = self.total + gathered_tensor(x.sum(dtype=wide))
+        self.squares = self.squares + gathered_tensor(torch.linalg.vector_norm(x, dtype=wide)).square()
 
     @property
     def mean(self) -> float | None:

@@ -68,14 +68,16 @@ class Node:
 class Graph:
     """A run: its nodes in order, its inputs, and what it returned.
 
-    ``decomposed`` counts the ops that were taken apart, ``where`` names the module of the first of each; ``real`` says
-    whether real tensors had to be used, ``training`` whether it ran in train mode.
+    ``outputs`` are the tensors returned that the run computed, ``returned`` all of them, constants too, as they are at
+    the end. ``decomposed`` counts the ops that were taken apart, ``where`` names the module of the first of each;
+    ``real`` says whether real tensors had to be used, ``training`` whether it ran in train mode.
     """
 
     nodes: list[Node] = field(default_factory=list)
     inputs: list[Value] = field(default_factory=list)
     parameters: dict[str, Value] = field(default_factory=dict)
     outputs: list[Value] = field(default_factory=list)
+    returned: list[Value] = field(default_factory=list)
     decomposed: Counter[str] = field(default_factory=Counter)
     where: dict[str, str] = field(default_factory=dict)
     real: bool = False
@@ -83,7 +85,12 @@ class Graph:
 
     def release(self) -> None:
         """Let all tensors go: nodes and values hold each other, and with them the model's weights, for a while."""
-        for value in (*self.inputs, *self.parameters.values(), *(v for node in self.nodes for v in node.inputs)):
+        for value in (
+            *self.inputs,
+            *self.parameters.values(),
+            *self.returned,
+            *(v for node in self.nodes for v in node.inputs),
+        ):
             value.tensor = None
 
 

@@ -237,7 +237,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def outputs(self, result: Any) -> None:
         """Note what the model returned."""
-        self.graph.outputs = [self.bound[id(t)][1] for t in flattened(result) if id(t) in self.bound]
+        tensors = [t for t in flattened(result) if isinstance(t, Tensor)]
+        self.graph.outputs = [self.bound[id(t)][1] for t in tensors if id(t) in self.bound]
+        self.graph.returned = [self._read(t) for t in tensors]
 
 
 def _with_data(arg: Any) -> Any:
@@ -284,7 +286,7 @@ def _shares(read: Tensor, written: list[Tensor]) -> tuple[float, ...]:
             shares.append(min(left, t.numel() / max(1, read.numel())))
             left -= shares[-1]
         return tuple(reversed(shares))
-    writer = torch.zeros(end, dtype=torch.int32)
+    writer = torch.zeros(end, dtype=torch.int32, device="cpu")
     for i, t in enumerate(written):
         writer.as_strided(t.shape, t.stride(), int(t.storage_offset())).fill_(i + 1)
     seen = writer.as_strided(read.shape, read.stride(), int(read.storage_offset())).flatten()

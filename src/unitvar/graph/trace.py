@@ -57,7 +57,7 @@ def trace(model: nn.Module, example: Any, *, training: bool = True, known: Calla
                 return _record(model, example, fake, known, training)
         except Exception as error:
             if on_meta:
-                raise explained(error, example) from error
+                raise explained(error, example, model) from error
         with values_kept(model):
             try:
                 with torch.inference_mode():
@@ -67,7 +67,7 @@ def trace(model: nn.Module, example: Any, *, training: bool = True, known: Calla
                     with torch.no_grad():
                         return _record(model, example, None, known, training)
                 except Exception:
-                    raise explained(first, example) from first.__cause__
+                    raise explained(first, example, model) from first.__cause__
 
 
 def _record(

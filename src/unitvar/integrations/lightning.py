@@ -1,25 +1,117 @@
-"""BatchNorm re-estimation as a Lightning callback."""
+"""Lightning callbacks: initialise before fit, watch while training, re-estimate BatchNorm. Run with Lightning 2.6.6."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
+from copy import copy
 from typing import Any
+
+import torch
+from torch import Tensor, nn
 
 try:
     from lightning.pytorch import Callback, LightningModule, Trainer
+    from lightning.pytorch.callbacks import Checkpoint
     from lightning.pytorch.trainer.states import TrainerFn
 except ImportError as error:
     raise ImportError("unitvar.integrations.lightning needs Lightning: pip install lightning.") from error
 
-from unitvar.batchnorm import BatchNormReport, reestimate_bn_, reestimated_bn
+from unitvar.batchnorm import BatchNormReport, BatchNormStatistics, bn_statistics
+from unitvar.batchnorm.feed import apply
+from unitvar.batchnorm.statistics import holds, put_back
+from unitvar.flow import History, watch
+from unitvar.integrations import loggers
+from unitvar.planning import Plan, initialize_
+
+TRAINING = "unitvar_training_statistics"  # in a checkpoint: the running statistics that training goes on with
+
+
+class InitializeWeights(Callback):
+    """Initialise a model as :func:`unitvar.initialize_` does, before anything is trained.
+
+    It runs when ``fit`` sets up, so that a checkpoint to resume from is loaded over it.
+
+    Args:
+        example: what the model takes; by default its ``example_input_array``.
+        **options: as for :func:`unitvar.initialize_`.
+
+    Attributes:
+        plan: what was done.
+    """
+
+    def __init__(self, example: Any = None, **options: Any) -> None:
+        self.example = example
+        self.options = options
+        self.plan: Plan | None = None
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Initialise the model for fit, and for nothing else."""
+        example = pl_module.example_input_array if self.example is None else self.example
+        if stage != TrainerFn.FITTING:
+            return
+        if example is None:
+            raise ValueError(
+                f"InitializeWeights(example=None) needs {type(pl_module).__name__}.example_input_array, which is None: "
+                "set it, or pass an example of what forward takes."
+            )
+        self.plan = initialize_(pl_module, example, **self.options)
+
+
+class WatchVariance(Callback):
+    """Record what flows through a model while it trains, as :func:`unitvar.watch` does, to the trainer's loggers.
+
+    A step is a training batch, whatever parts of the module ``training_step`` calls.
+
+    Args:
+        every: how many batches from one observation to the next.
+        writer: where to log instead of the trainer's loggers; see :func:`unitvar.watch`.
+
+    Attributes:
+        history: what was observed.
+    """
+
+    def __init__(self, every: int = 100, *, writer: Any = None) -> None:
+        self.every = every
+        self.writer = writer
+        self.history: History | None = None
+        self._open = ExitStack()
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Begin to watch; batches are counted on after a resume."""
+        writer = loggers.lightning(*trainer.loggers) if self.writer is None else self.writer
+        self.history = self._open.enter_context(watch(pl_module, every=self.every, writer=writer, marked=True))
+        self.history.steps = trainer.fit_loop.total_batch_idx + 1
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
+        """Begin a step."""
+        assert self.history is not None
+        self.history.begin()
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
+        """End it."""
+        assert self.history is not None
+        self.history.end()
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Stop watching."""
+        self._open.close()
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Stop watching."""
+        self._open.close()
 
 
 class ReestimateBatchNorm(Callback):
-    """Validate with re-estimated BatchNorm statistics, and keep them at the end of fit.
+    """Validate with re-estimated BatchNorm statistics, save them in checkpoints, and keep them at the end of fit.
 
-    Before each validation during fit the statistics are set as :func:`unitvar.reestimate_bn_` does; after it those of
-    training are back, so training and its checkpoints are undisturbed. When training ends they are set for good.
+    Before each validation during fit the statistics are computed as :func:`unitvar.reestimate_bn_` does, for the
+    weights that are validated: with Lightning's ``WeightAveraging``, or another callback that swaps weights, the
+    averaged ones. The order of callbacks does not matter. Training goes on with its own statistics, bit for bit.
+
+    A checkpoint with the weights that were validated has their re-estimated statistics in ``state_dict``, so that
+    ``trainer.test(ckpt_path="best")`` and ``load_from_checkpoint`` give what was validated. Those of training are
+    beside them, and ``trainer.fit(ckpt_path=...)`` goes on with those.
 
     Args:
         batches: what to re-estimate from; by default the trainer's training data.
@@ -36,27 +128,82 @@ class ReestimateBatchNorm(Callback):
         self.validation = validation
         self.options = options
         self.report: BatchNormReport | None = None  # of the latest re-estimation
-        self._until_end = ExitStack()
+        self._found: BatchNormStatistics | None = None
+        self._weights: dict[str, float] = {}  # those that the statistics were found with
+        self._validating = False
 
-    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Set the statistics for one validation, but not for the sanity check, before anything is trained."""
-        if self.validation and trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking:
-            with trainer.precision_plugin.forward_context():
-                context = reestimated_bn(pl_module, self._batches(trainer), **self.options)
-                self.report = self._until_end.enter_context(context)
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Come after all other callbacks but checkpoints: when training ends, weights are averaged first."""
+        others = [callback for callback in trainer.callbacks if callback is not self]  # type: ignore[attr-defined]
+        last = [callback for callback in others if isinstance(callback, Checkpoint)]
+        trainer.callbacks = [*(c for c in others if c not in last), self, *last]  # type: ignore[attr-defined]
+
+    def on_validation_batch_start(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
+        """Set the statistics before the first batch: whoever swaps weights for a validation has done so by then."""
+        fitting = trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking
+        if self.validation and fitting and not self._validating:
+            self._reestimate(trainer, pl_module)
+            self._validating = True
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Put the statistics of training back."""
-        self._until_end.close()
+        self._end(pl_module)
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Put the statistics of training back when a validation fails."""
-        self._until_end.close()
+        self._end(pl_module)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Set the statistics for good."""
-        with trainer.precision_plugin.forward_context():
-            self.report = reestimate_bn_(pl_module, self._batches(trainer), **self.options)
+        """Set the statistics for good: those of the last validation, if the weights have not changed since."""
+        if self._found is not None and self._weights == _fingerprint(pl_module.named_parameters()):
+            self.report = self._found.apply_(pl_module)
+        else:
+            self._reestimate(trainer, pl_module)
 
-    def _batches(self, trainer: Trainer) -> Any:
-        return trainer.train_dataloader if self.batches is None else self.batches
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Save the statistics with the weights that they belong to, and those of training beside them."""
+        state = checkpoint["state_dict"]
+        if self.report is None or _fingerprint((name, state.get(name)) for name in self._weights) != self._weights:
+            return
+        new, old = _named(self.report, "new"), _named(self.report, "old")
+        # At the end of fit the model has the new ones for good.
+        running = old if holds(pl_module, self.report) else pl_module.state_dict()
+        checkpoint[TRAINING] = {name: running[name].clone() for name in new}
+        checkpoint["state_dict"] = copy(state)
+        checkpoint["state_dict"].update(new)
+
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Go on training with the statistics of training."""
+        if trainer.state.fn == TrainerFn.FITTING:
+            pl_module.load_state_dict(checkpoint.get(TRAINING, {}), strict=False)
+
+    def _reestimate(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        batches: Any = trainer.train_dataloader if self.batches is None else self.batches
+        precision, own = trainer.precision_plugin, self.options.get("forward")
+
+        def forward(model: nn.Module, batch: Any) -> Any:
+            return apply(model, precision.convert_input(batch), 0, own)
+
+        with precision.forward_context():
+            self._found = bn_statistics(pl_module, batches, **{**self.options, "forward": forward})
+        self._weights = _fingerprint(pl_module.named_parameters())
+        self.report = self._found.apply_(pl_module)
+
+    def _end(self, pl_module: LightningModule) -> None:
+        """Put the old statistics back, unless a swap of all tensors has taken ours to where the weights went."""
+        if self._validating and self.report is not None and holds(pl_module, self.report):
+            put_back(pl_module, self.report)
+        self._validating = False
+
+
+def _fingerprint(named: Iterable[tuple[str, Tensor | None]]) -> dict[str, float]:
+    """Tell weights from others without a copy of them."""
+    with torch.no_grad():
+        return {name: torch.hash_tensor(t.real).item() for name, t in named if t is not None and t.numel()}
+
+
+def _named(report: BatchNormReport, when: str) -> Mapping[str, Tensor]:
+    """Name statistics as a state dict does."""
+    return {
+        f"{layer.name}.running_{what}": getattr(layer, f"{when}_{what}") for layer in report for what in ("mean", "var")
+    }

@@ -54,7 +54,7 @@ def broadcast(x: Signal, shape: tuple[int, ...], axes: str) -> Signal:
             gone = sum(own[d] == 1 for d in dims) / len(dims)
             near = x.alike.neighbours if all(was[d] == "p" for d in kept) else old
             known["neighbours"] = gone + (1 - gone) * near
-    return replace(x, shape=shape, axes=axes, correlation=x.alike._replace(**known), parts=(), sum_of=(), factors=())
+    return replace(x, shape=shape, axes=axes, correlation=x.alike._replace(**known), parts=(), sum_of=())
 
 
 def known_of(x: Signal, label: str) -> float:

@@ -12,7 +12,8 @@ import torch
 from unitvar.graph import Graph, Node, Op, Value
 from unitvar.moments.correlation import CONSTANT, KINDS
 from unitvar.moments.known import Numbers, ancestors, followed
-from unitvar.moments.ops.pointwise import POINTWISE, is_sum
+from unitvar.moments.ops.arithmetic import is_sum
+from unitvar.moments.ops.pointwise import POINTWISE
 from unitvar.moments.propagation import Propagation, homed
 from unitvar.moments.rule import Rule, find
 from unitvar.moments.sample import sampled
@@ -43,6 +44,8 @@ def propagate(
     zeroed: Callable[[str], bool] = lambda name: False,
     overrides: Mapping[str, Rule] | None = None,
     numbers: Numbers | None = None,
+    tables: Mapping[str, float] | None = None,
+    quiet: bool = False,
 ) -> Propagation:
     """Follow the signals from the inputs to the end.
 
@@ -53,16 +56,22 @@ def propagate(
         zeroed: whether a bias of this name will be zero.
         overrides: rules of this call.
         numbers: of an earlier pass over the same graph.
+        tables: embedding → the E w² that its rows will have; others keep their values.
+        quiet: whether every mask is at its mean, as with dropout off.
 
     Returns:
         The signals of all values, and what was met on the way.
     """
     with torch.inference_mode(False), torch.enable_grad():
-        walk = _Walk(solve, zeroed, overrides or {}, Propagation(numbers=numbers or Numbers()))
+        walk = _Walk(solve, zeroed, overrides or {}, Propagation(numbers=numbers or Numbers()), quiet=quiet)
         for value, signal in zip(graph.inputs, inputs, strict=True):
             if not _is_mask(value):  # which is read as it is, like one that is no input
                 axes = signal.axes if len(signal.axes) == len(value.shape) else ""
                 walk.out.signals[id(value)] = homed(replace(signal, shape=value.shape, axes=axes), value, 1.0)
+        for name, second in (tables or {}).items():
+            table = graph.parameters[name]
+            walk.out.signals[id(table)] = homed(Signal(0.0, second, table.shape, correlation=CONSTANT), table, 1.0)
+            walk.filled.add(id(table))
         for node in graph.nodes:
             walk.step(node)
         return walk.out
@@ -82,6 +91,8 @@ class _Walk:
     overrides: Mapping[str, Rule]
     out: Propagation
     parts: dict[tuple[Any, ...], tuple[Signal, ...]] = field(default_factory=dict)
+    quiet: bool = False
+    filled: set[int] = field(default_factory=set)  # tables that will be filled, and what is computed from them alone
 
     def step(self, node: Node) -> None:
         """Follow the signals through one op."""
@@ -92,6 +103,9 @@ class _Walk:
                 self.note(node)
             elif kinds == {"derived"}:
                 self.look_for_constants(node, rule)
+            if rule is not None and not rule.weights and any(id(v) in self.filled for v in node.inputs):
+                self.apply(node, rule)
+                self.filled.update(id(o) for o in node.outputs if o is not None)
             return
         if rule is not None and rule.weights:
             self.weigh(node, rule)
@@ -130,7 +144,8 @@ class _Walk:
         call = self.out.call(node, replaced)
         if rule.mixes is not None and "b" in rule.mixes(*call.args):
             self.out.mixed += 1
-        result = rule.forward(call) if rule.call else rule.forward(*call.args)
+        forward = rule.quiet if self.quiet and rule.quiet is not None else rule.forward
+        result = forward(call) if rule.call else forward(*call.args)
         results = result if isinstance(result, tuple) else () if result is None else (result,)
         if rule.pairs is not None and results:
             pairs = {kind: rule.pairs(kind, *call.args) for kind in KINDS}
@@ -158,7 +173,7 @@ class _Walk:
             signal = replace(result, shape=output.shape, axes=axes, correlation=correlation, path=path)
             if signal.origin is None:
                 chi = 1.0 if rule.resets or signal.law is not None else main.chi
-                signal = replace(signal, origin=Origin(output, chi))
+                signal = replace(signal, origin=Origin(output, chi, joint=signal.joint), joint=None)
             self.out.signals[id(output)] = signal
             made.append(signal)
         return tuple(made)
@@ -189,13 +204,15 @@ class _Walk:
         for weighing, _ in found:
             replaced[id(weighing.use.operand)] = self.asked(weighing, chosen)
         for value in parameters:
-            if id(value) not in replaced:
+            if rule.product and _is_table(value):
+                self.note_use(value, node)  # and read as it is, like any tensor
+            elif id(value) not in replaced:
                 replaced[id(value)] = self.other(node, rule, value, chosen)
         self.out.weights.update(replaced)
         if len(found) == len(chosen) == 1 and found[0][1] and sum(s.second > 0 for s in replaced.values()) == 1:
             # The trial, but for the scale: no need to apply the rule again.
             use = found[0][0].use
-            norm = math.sqrt(replaced[id(use.operand)].second * use.fan_in)
+            norm = math.sqrt(replaced[id(use.operand)].second * use.fan_in / use.part)
             results = tuple(s.scaled(norm) for s in found[0][1])
         else:
             results = self.forward(node, rule, replaced)
@@ -218,7 +235,7 @@ class _Walk:
                 continue
             x = max((self.out.signal(s) for s in signals), key=lambda s: s.path.rank)
             alone = {id(v): _weight(0.0, v.shape) for v in parameters}
-            alone[id(operand)] = _weight(1.0 / use.fan_in, operand.shape)
+            alone[id(operand)] = _weight(use.part / use.fan_in, operand.shape)
             trial = self.forward(node, rule, alone)
             yield Weighing(use, x, trial[0].second if trial else 1.0, node), trial
 
@@ -290,6 +307,11 @@ class _Walk:
 
 def _weight(second: float, shape: tuple[int, ...]) -> Signal:
     return Signal(0.0, second, shape, axes="f" * len(shape), correlation=_UNIT)
+
+
+def _is_table(value: Value) -> bool:
+    """Return True for a tensor with positions that was computed from parameters alone, as learned queries are."""
+    return value.kind == "derived" and len(value.shape) > 2 and followed(value) is None
 
 
 def _constant(value: Value) -> bool:

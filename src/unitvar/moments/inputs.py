@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from unitvar.graph import Graph, Value
 from unitvar.moments.correlation import Correlation
+from unitvar.moments.known import unmasked
 from unitvar.moments.signal import Signal
+from unitvar.running.example import check_numbers
 
-__all__ = ["INPUTS", "input_signals", "other_axes"]
+__all__ = ["ALLOWED", "INPUTS", "input_signals", "other_axes", "told_inputs"]
 
-INPUTS = ("standard", "measured")
+INPUTS = ("auto", "standard", "measured")
+ALLOWED = "'auto', 'standard', 'measured', (mean, std) or a list of pairs"
 _OTHERS = ({"bpf": "pbf"}, {"bfpp": "bppf", "bfppp": "bpppf"})
+_VARYING = 1e-3  # of E x²: the variance above which single precision tells pairs apart
+_MANY = 2**18  # numbers of a batch beyond which pairs are measured on some examples only
 _WHITE = Correlation(masks=1.0)  # the same under any mask, and otherwise unrelated
 
 
@@ -25,9 +31,10 @@ def input_signals(graph: Graph, inputs: Any) -> list[Signal]:
 
     Args:
         graph: a run.
-        inputs: ``"standard"``, ``"measured"``, ``(mean, std)``, or a list of pairs, one for each floating-point tensor.
+        inputs: ``"auto"``, ``"standard"``, ``"measured"``, ``(mean, std)``, or a list of pairs, one for each
+            floating-point tensor.
     """
-    floats = [v for v in graph.inputs if v.dtype.is_floating_point]
+    floats = _floats(graph)
     if isinstance(inputs, str):
         pairs: list[Any] = [None] * len(floats)
     elif isinstance(inputs, list):
@@ -40,7 +47,46 @@ def input_signals(graph: Graph, inputs: Any) -> list[Signal]:
     else:
         pairs = [inputs] * len(floats)
     given = dict(zip(map(id, floats), pairs, strict=True))
-    return [_described(value, given.get(id(value)), inputs == "measured") for value in graph.inputs]
+    if inputs == "measured" and any(v.tensor is None or v.tensor.is_meta for v in floats):
+        raise ValueError(
+            "inputs='measured' needs numbers, but the example is on the meta device and has none; pass real data, "
+            "inputs='standard' or (mean, std)."
+        )
+    measure = inputs == "measured" or (inputs == "auto" and not _without_numbers(floats))
+    return [_described(value, given.get(id(value)), measure) for value in graph.inputs]
+
+
+def told_inputs(graph: Graph, inputs: Any, signal: Callable[[Value], Signal]) -> str:
+    """Say in one line what the inputs of a graph were taken for, by the signals they were given."""
+    floats = _floats(graph)
+    if not floats:
+        return "no floating-point tensor"
+    why = _without_numbers(floats) if inputs == "auto" else "as asked for" if inputs == "standard" else ""
+    if why:
+        return f"standard (mean 0, std 1), {why}"
+    told = []
+    for value in floats:
+        mean, second = float(signal(value).mean), float(signal(value).second)
+        std = math.sqrt(max(0.0, second - mean**2))
+        name = f"{value.name} " if len(floats) > 1 else ""
+        told.append(f"{name}mean {mean if abs(mean) > 1e-6 * std else 0.0:.3g}, std {std:.3g}")
+    moments = "; ".join(told)
+    return f"{'measured from the batch' if isinstance(inputs, str) else 'as given'}, {moments}"
+
+
+def _floats(graph: Graph) -> list[Value]:
+    return [v for v in graph.inputs if v.dtype.is_floating_point]
+
+
+def _without_numbers(floats: Sequence[Value]) -> str:
+    """Say why the numbers of an example are none to measure; "" if they are."""
+    tensors = [v.tensor for v in floats if v.tensor is not None and not v.tensor.is_meta and v.tensor.numel()]
+    if len(tensors) < len(floats):
+        return "as the example has no numbers"
+    # Judged as a whole: beside real data, a mask of ones or a state of zeros is what it is.
+    if all(low == high for low, high in (t.detach().aminmax() for t in tensors if _mask(t) is None)):
+        return "as the example is constant"
+    return ""
 
 
 def other_axes(signals: Sequence[Signal]) -> list[list[Signal]]:
@@ -53,6 +99,10 @@ def _described(value: Value, pair: Any, measure: bool) -> Signal:
         mean, std = _pair(pair)
         return Signal(mean, mean**2 + std**2, value.shape, correlation=_WHITE)
     tensor = value.tensor
+    if value.dtype.is_floating_point and tensor is not None and not tensor.is_meta and tensor.numel():
+        mask = _mask(tensor)
+        if mask is not None:
+            return Signal(*_moments(mask[0]), value.shape, correlation=_WHITE, seen=mask[1])
     if (measure or not value.dtype.is_floating_point) and tensor is not None and not tensor.is_meta:
         return _measured(tensor.detach().cpu(), value.shape)
     return Signal(0.0, 1.0, value.shape, correlation=_WHITE)
@@ -62,7 +112,7 @@ def _pair(pair: Any) -> tuple[float, float]:
     try:
         mean, std = (float(x) for x in pair)
     except (TypeError, ValueError):
-        raise TypeError(f"inputs={pair!r} is not 'standard', 'measured' or (mean, std).") from None
+        raise TypeError(f"inputs={pair!r} is not {ALLOWED}.") from None
     if not (math.isfinite(mean) and 0 <= std < math.inf):
         raise ValueError(f"inputs={pair!r}: a mean is finite, a standard deviation 0 or more.")
     return mean, std
@@ -72,31 +122,64 @@ def _measured(tensor: Tensor, shape: tuple[int, ...]) -> Signal:
     """Return the moments of a batch, those of pairs of its elements too."""
     if not tensor.numel():
         return Signal(0.0, 0.0, shape, correlation=_WHITE)
-    x = tensor.abs().double() if tensor.is_complex() else tensor.double()
-    if not bool(x.isfinite().all()):
-        bad = int((~x.isfinite()).sum())
-        raise ValueError(
-            f"{bad} of the example's {x.numel()} numbers are NaN or infinite, so its moments cannot be measured; pass "
-            "finite data, or inputs='standard' or (mean, std)."
-        )
-    mean, second = float(x.mean()), float(x.square().mean())
-    made = Signal(mean, max(second, mean**2), shape, correlation=_WHITE)
-    if not tensor.is_floating_point() or x.dim() < 2:
+    tensor = tensor.abs() if tensor.is_complex() else tensor
+    mean, second = _moments(tensor)
+    if not math.isfinite(second):  # as NaN or an infinity among them makes it
+        check_numbers(tensor)
+    made = Signal(mean, second, shape, correlation=_WHITE)
+    if not tensor.is_floating_point() or tensor.dim() < 2:
         return made
+    # In float64 where a large level would hide what varies; else without a copy that is larger than the batch.
+    x = _some(tensor).to(torch.float32 if made.var > _VARYING * made.second else torch.float64)
+    total = float(torch.linalg.vector_norm(x, dtype=torch.float64)) ** 2
     names = made.axes
     pairs = {}
     for label, kind in (("b", "examples"), ("f", "features"), ("p", "positions")):
         dims = [d for d, c in enumerate(names) if c == label]
-        if dims and math.prod(shape[d] for d in dims) > 1:
-            pairs[kind] = _along(x, dims)
+        if dims and math.prod(x.shape[d] for d in dims) > 1:
+            pairs[kind] = _along(x, total, dims)
     sides = [d for d, c in enumerate(names) if c == "p" and shape[d] > 1]
     if sides:
-        beside = [float((x.narrow(d, 1, shape[d] - 1) * x.narrow(d, 0, shape[d] - 1)).mean()) for d in sides]
+        beside = [
+            float((x.narrow(d, 1, shape[d] - 1) * x.narrow(d, 0, shape[d] - 1)).mean(dtype=torch.float64))
+            for d in sides
+        ]
         pairs["neighbours"] = sum(beside) / len(beside)
     return made.related(pairs)
 
 
-def _along(x: Tensor, dims: list[int]) -> float:
-    """Return E x_1 x_2 of two elements that differ along some dimensions only."""
+def _mask(tensor: Tensor) -> tuple[Tensor, tuple[float, ...]] | None:
+    """Give what a mask to be added to scores leaves, and how much of each row; None if a tensor is no such mask."""
+    tensor = tensor.detach().cpu()
+    if not float(tensor.min()) < -30:
+        return None
+    left, seen = unmasked(tensor)
+    return None if seen == (1.0,) else (left, seen)
+
+
+def _moments(tensor: Tensor) -> tuple[float, float]:
+    """Return mean and mean square, in float64, without a copy of a large batch in it."""
+    if tensor.dtype in (torch.float32, torch.float64):
+        total = float(tensor.sum(dtype=torch.float64))
+        squares = float(torch.linalg.vector_norm(tensor, dtype=torch.float64)) ** 2
+    else:
+        total = squares = 0.0
+        for part in tensor if tensor.numel() > _MANY else tensor.reshape(1, -1):
+            wide = part.double()
+            total += float(wide.sum())
+            squares += float(wide.square().sum())
+    mean = total / tensor.numel()
+    return mean, max(squares / tensor.numel(), mean**2)
+
+
+def _some(tensor: Tensor) -> Tensor:
+    """Choose examples of a large batch, evenly, two or more: enough to tell how pairs of elements go together."""
+    many = max(2, _MANY * len(tensor) // tensor.numel())
+    return tensor if len(tensor) <= many else tensor[:: math.ceil(len(tensor) / many)]
+
+
+def _along(x: Tensor, total: float, dims: list[int]) -> float:
+    """Return E x_1 x_2 of two elements that differ along some dimensions only, given the sum of all squares."""
     n = math.prod(x.shape[d] for d in dims)
-    return float((x.sum(dims).square() - x.square().sum(dims)).mean()) / (n * (n - 1))
+    sums = x.sum(dims, dtype=torch.float64)
+    return (float(sums.square().sum()) - total) / (x.numel() * (n - 1))

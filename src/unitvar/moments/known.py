@@ -15,8 +15,9 @@ from unitvar.moments.law import Field, empirical
 from unitvar.moments.ops.masks import LOWEST
 from unitvar.moments.ops.noise import met_together
 from unitvar.moments.signal import Path, Signal
+from unitvar.running.shards import numbers_of
 
-__all__ = ["Numbers", "ancestors", "arguments", "followed", "measured"]
+__all__ = ["Numbers", "ancestors", "arguments", "followed", "measured", "unmasked"]
 
 _FEW = 1 << 16  # elements up to which the law of a tensor is worth finding
 _NOTHING = 0.05  # of a squared norm, what the squared sum of a row may be where rows sum to zero
@@ -30,6 +31,7 @@ class Numbers:
     def __init__(self) -> None:
         self._realised: dict[int, Tensor | None] = {}
         self._actual: dict[int, Signal] = {}
+        self._signals: dict[int, Signal] = {}
 
     def __call__(self, value: Any) -> Tensor | None:
         """Return a value's numbers, on the CPU; None if there are none."""
@@ -74,11 +76,21 @@ class Numbers:
 
     def signal(self, value: Value) -> Signal:
         """Describe a value by the numbers it has; on the meta device, by what such values usually are."""
+        if value.kind != "parameter":
+            return self._signal(value)
+        if id(value) not in self._signals:  # once: those of a sharded parameter are gathered from all ranks
+            self._signals[id(value)] = self._signal(value)
+        return self._signals[id(value)]
+
+    def _signal(self, value: Value) -> Signal:
         shape = value.shape
         tensor = self(value)
         if tensor is None:
-            ones = value.kind == "parameter" and len(shape) < 2  # of a norm, most likely
-            return Signal(float(ones), 1.0, shape, correlation=_repeated(shape), path=_APART)
+            if value.kind == "parameter" and len(shape) < 2:  # of a norm, most likely
+                level = 0.0 if "bias" in value.name.rpartition(".")[2] else 1.0
+                return Signal(level, level, shape, correlation=_repeated(shape), path=_APART)
+            made = Signal(0.0, 1.0, shape, correlation=_repeated(shape), path=_APART)
+            return _by_position(made, made.mean**2) if len(shape) == 2 and shape[0] > 1 else made
         if not tensor.numel():
             return Signal(0.0, 0.0, shape, path=_APART)
         numbers = tensor.detach()
@@ -91,7 +103,7 @@ class Numbers:
         if numbers.numel() <= _FEW or not numbers.is_floating_point():
             numbers = numbers.double()
         masks = value.kind != "parameter" and tensor.is_floating_point()
-        numbers, seen = _unmasked(numbers) if masks else (numbers, (1.0,))
+        numbers, seen = unmasked(numbers) if masks else (numbers, (1.0,))
         return replace(_described(numbers, value), seen=seen, path=_APART)
 
     def actual(self, value: Value, columns: tuple[int, ...] = ()) -> Signal:
@@ -116,8 +128,10 @@ class Numbers:
 
     def standardised(self, value: Value, parameter: Value) -> bool:
         """Return True if an operand does not depend on the scale of the parameter that it is computed from."""
+        if value.kind != "derived" or value.parameter is not None:
+            return False
         tensor = _on_cpu(parameter.tensor)
-        if value.kind != "derived" or value.parameter is not None or tensor is None or tensor.is_meta:
+        if tensor is None or tensor.is_meta:
             return False
         base = self(value)
         twice = self.computed(value, {id(parameter): tensor.detach() * 2})
@@ -143,7 +157,7 @@ def _repeated(shape: tuple[int, ...]) -> Correlation:
     return Correlation(*(1.0 if kind in shared else 0.0 for kind in Correlation._fields))
 
 
-def _unmasked(numbers: Tensor) -> tuple[Tensor, tuple[float, ...]]:
+def unmasked(numbers: Tensor) -> tuple[Tensor, tuple[float, ...]]:
     """Take out what a mask has set to minus infinity, and tell what it leaves of each row.
 
     Some write zeros and -100, which after a softmax is the same.
@@ -167,15 +181,23 @@ def _described(numbers: Tensor, value: Value) -> Signal:
     made = Signal(mean, max(second, mean**2), shape, correlation=_repeated(shape))
     if second - mean**2 <= 1e-12 * second:
         return replace(made, second=mean**2)
-    if numbers.dim() > 2 and value.kind != "buffer" and numbers.shape == shape:  # embeddings of positions or types
+    # Embeddings of positions or types: what is the same for all examples has no dimension that counts them.
+    table = numbers.dim() == 2 or (numbers.dim() > 2 and value.kind != "buffer")
+    if table and numbers.shape == shape and numbers.is_floating_point():
         rows = numbers.double().flatten(0, -2)
         n = rows.shape[0]
         pair = float((rows.sum(0).square() - rows.square().sum(0)).mean()) / (n * (n - 1)) if n > 1 else second
-        return made.related({"positions": pair, "neighbours": pair})
+        return _by_position(made, pair)
     if numbers.numel() > _FEW:
         return made
     axis = empirical(numbers, met_together(shape, fixed=True))
     return replace(made, law=Field(axis.nodes.unsqueeze(-1), (axis,), None))
+
+
+def _by_position(table: Signal, pair: float) -> Signal:
+    """Take the rows of a table for positions, two of which have this E x_1 x_2."""
+    axes = "pf" if len(table.shape) == 2 else table.axes
+    return replace(table, axes=axes).related({"positions": pair, "neighbours": pair}, path=table.path)
 
 
 def measured(numbers: Tensor, shape: tuple[int, ...]) -> Signal:
@@ -187,6 +209,7 @@ def measured(numbers: Tensor, shape: tuple[int, ...]) -> Signal:
 
 def _on_cpu(tensor: Tensor | None) -> Tensor | None:
     """Bring numbers to where grids and draws are; MPS has no float64, either."""
+    tensor = numbers_of(tensor)
     return tensor if tensor is None or tensor.is_meta else tensor.detach().cpu()
 
 

@@ -47,6 +47,14 @@ class Propagation:
     weighed: dict[int, str] = field(default_factory=dict)
     mixed: int = 0
 
+    @property
+    def leaving(self) -> dict[str, list[Signal]]:
+        """Give, for each parameter whose scale was chosen, what leaves its weight ops."""
+        found: dict[str, list[Signal]] = {}
+        for value, name in self.weighed.items():
+            found.setdefault(name, []).append(self.signals[value])
+        return found
+
     def signal(self, value: Value) -> Signal:
         """Return what is known of a value."""
         found = self.signals.get(id(value))

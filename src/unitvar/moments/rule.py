@@ -83,11 +83,17 @@ class Rule:
         weights: positions of arguments that may be weights.
         connect: arguments, the position and the operand → how that weight connects.
         units: position of a weight → the dimension of the output that counts its units.
+        product: whether it multiplies two tensors of which neither need be a weight: queries, made of parameters alone,
+            meet keys.
         bias: position of what is added to the product of weight and signal.
         recurrent: of a recurrence, what reaches its weights; see :mod:`unitvar.moments.ops.recurrent`.
         resets: whether deviations of the input's size end here, as in a norm.
+        carries: whether it hands on its first tensor, moved, masked or rescaled, as views, dropouts and norms do.
         embeds: whether it looks rows of a parameter up.
+        padding: arguments → the row that stands for padding and stays zero; None if there is none.
         normalises: whether it may divide by the statistics of its batch.
+        variance: of such an op, arguments → the variance that it divides by; None if that is a running one.
+        quiet: of noise, what forward becomes when every mask is at its mean, as with dropout off.
         mixes: arguments → the names of the axes that it mixes; examples are never mixed.
         again: whether a second call with the same arguments gives the same elements, as slicing does.
         call: whether forward and gradient want a :class:`Call` instead of the arguments.
@@ -101,11 +107,16 @@ class Rule:
     weights: tuple[int, ...] = ()
     connect: Callable[..., Connection | None] = last_column
     units: Callable[[int], int] = lambda position: -1
+    product: bool = False
     bias: int | None = None
     recurrent: Callable[..., Any] | None = None
     resets: bool = False
+    carries: bool = False
     embeds: bool = False
+    padding: Callable[..., int | None] | None = None
     normalises: bool = False
+    variance: Callable[..., float | None] | None = None
+    quiet: Callable[..., Any] | None = None
     mixes: Callable[..., str] | None = None
     again: bool = False
     call: bool = False

@@ -10,6 +10,7 @@ from typing import Any
 from unitvar.moments import axes as labels
 from unitvar.moments.correlation import KINDS, UNRELATED, Correlation
 from unitvar.moments.law import Axis, Field, constant, gaussian
+from unitvar.shown import html_table, number
 
 __all__ = ["Origin", "Path", "Signal", "least_seen"]
 
@@ -27,11 +28,13 @@ class Origin:
         home: the graph's value that the elements belong to.
         chi: d log E z² / d log E z_0², where z_0 is the first pre-activation since the last norm.
         axis: the Gaussian, as soon as a pointwise op asks for it.
+        joint: the expression of several sources that the elements are; None if they are a source of their own.
     """
 
     home: Any = None
     chi: float = 1.0
     axis: Axis | None = None
+    joint: Any = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +89,6 @@ class Signal:
         joined: along which dimension.
         sum_of: of a sum, what was added, each with its factor: a term that comes again is no other one.
         rank: how many of its features have a life of their own, (tr Σ)² / tr Σ² for their covariance Σ; 0: all of them.
-        factors: of a product, its factors, which have nothing to do with each other.
         statistic: the number that it nearly is, if it is an average over many elements, such as a variance; else 0.
         average_of: the tensor that it is the mean of.
         winners: of a gradient that goes to the largest of some elements, how many these are, negative for the smallest;
@@ -94,6 +96,8 @@ class Signal:
         inside: for each dimension, those that views have merged into it; see :mod:`unitvar.moments.axes`.
         law: the values of an element as a function of the Gaussian that it goes back to; None: it is that Gaussian.
         turn: how its dimensions were reordered since its origin; () if they were not.
+        joint: the expression that its elements are, if they are no function of one Gaussian; its origin keeps it. See
+            :mod:`unitvar.moments.joint`.
         path: how it came to be.
         origin: whose elements they are.
     """
@@ -113,15 +117,19 @@ class Signal:
     joined: int = field(default=0, kw_only=True, repr=False, compare=False)
     sum_of: tuple[tuple[float, Signal], ...] = field(default=(), kw_only=True, repr=False, compare=False)
     rank: float = field(default=0.0, kw_only=True, repr=False, compare=False)
-    factors: tuple[Signal, ...] = field(default=(), kw_only=True, repr=False, compare=False)
     statistic: float = field(default=0.0, kw_only=True, repr=False, compare=False)
     average_of: Origin | None = field(default=None, kw_only=True, repr=False, compare=False)
     winners: float = field(default=0.0, kw_only=True, repr=False, compare=False)
     inside: labels.Inside = field(default=(), kw_only=True, repr=False, compare=False)
     law: Field | None = field(default=None, kw_only=True, repr=False, compare=False)
     turn: tuple[int, ...] = field(default=(), kw_only=True, repr=False, compare=False)
+    joint: Any = field(default=None, kw_only=True, repr=False, compare=False)
     path: Path = field(default=Path(), kw_only=True, repr=False, compare=False)
     origin: Origin | None = field(default=None, kw_only=True, repr=False, compare=False)
+
+    def _repr_html_(self) -> str:
+        sizes = "x".join(map(str, self.shape))
+        return html_table(("shape", "E x", "E x²"), [(sizes, number(self.mean), number(self.second))])
 
     def __post_init__(self) -> None:
         if len(self.axes) != len(self.shape):
@@ -186,9 +194,9 @@ class Signal:
             "origin": None,
             "turn": (),
             "parts": (),
-            "factors": (),
             "winners": 0.0,
             "sum_of": (),
+            "joint": None,
         }
         return replace(self, **{**fresh, "statistic": 0.0, "average_of": None, **changes})
 
@@ -274,9 +282,15 @@ class Signal:
         made = self.like(mean=first, second=second)
         if made.var <= 0:
             return made
-        # Two maxima share what single elements share, in proportion.
-        ratio = (cross - first**2) / made.var / max(1e-12, getattr(self.alike, kind)) if rho > 1e-6 else 1.0
-        alike = {k: max(-1.0, min(1.0, ratio * v)) for k, v in self.alike._asdict().items()}
+        # An element is what its window shares and what is its own. Of two maxima the first part, which is all that two
+        # neighbours have in common, makes the correlation `whole`; a pair of another kind has a part of each.
+        near = max(0.0, getattr(self.alike, kind))
+        whole = min(1.0, max(0.0, (cross - first**2) / made.var)) if rho > 1e-6 and near > 1e-6 else 0.0
+        alike = {}
+        for k, c in self.alike._asdict().items():
+            common = min(near, c) if c > 0 else 0.0
+            own = (c - common) / (1 - near) if near < 1 else 0.0
+            alike[k] = max(-1.0, min(1.0, (whole * common / near if near > 1e-6 else 0.0) + (1 - whole) * own))
         return made.like(correlation=Correlation(**alike))
 
     @property

@@ -10,13 +10,16 @@ import torch
 from torch import nn
 
 from unitvar.planning import fill, measured
+from unitvar.planning.fitting import check_generator
 from unitvar.planning.layers import LayerPlan, Plan
 from unitvar.planning.options import Options, Overrides
 from unitvar.planning.solve import planned
 from unitvar.running.calling import device_of, moved
-from unitvar.running.example import check_example
+from unitvar.running.example import check_example, check_numbers
 from unitvar.running.lazy import lazy_kept, lazy_on_failure, materialise, uninitialised
 from unitvar.running.modules import inner
+from unitvar.running.shards import from_first_rank, resharded, sharded, whole
+from unitvar.running.undo import Undo
 from unitvar.running.untouched import untouched
 
 __all__ = ["LayerPlan", "Plan", "initialize_", "plan"]
@@ -30,8 +33,11 @@ def plan(
     *,
     mode: str = "forward",
     distribution: str = "sphere",
+    residual: str = "scaled",
+    gain: float = 1.0,
+    embeddings: str = "keep",
     only: str | Sequence[str] | None = None,
-    inputs: Inputs = "standard",
+    inputs: Inputs = "auto",
     rules: Overrides | None = None,
     strict: bool = False,
 ) -> Plan:
@@ -43,12 +49,20 @@ def plan(
 
     Args:
         model: any module, in any mode, on any device, the meta device too.
-        example: a tensor; a tuple of positional arguments; a dict of keyword arguments.
+        example: a batch: a tensor; a tuple of positional arguments; a dict of keyword arguments. NaN, another dtype
+            than the model takes, and a batch that it cannot run are refused before anything is planned.
         mode: ``"forward"``, ``"backward"``, ``"mean"`` or ``"paper"``, as in :func:`unitvar.init.gain`.
         distribution: ``"sphere"``, ``"orthonormal"``, ``"normal"`` or ``"uniform"``.
+        residual: what the last weight of a residual branch is scaled for: ``"scaled"``, so that n branches together add
+            as much as a signal of unit variance has (E b² = 1/n each); ``"unit"``, E b² = 1; ``"zero"``, nothing, so
+            that the network starts as its skips. ``mode="paper"`` knows no branches.
+        gain: multiplies every weight but those that make an output; below 1, signals shrink with depth.
+        embeddings: ``"keep"``, or ``"unit"``: unit second moment; a table that is also the output layer's weight gets
+            the scale that gives the output unit second moment, and so do the tables beside it.
         only: shell pattern or patterns on parameter names, any name of a tied one; all others keep their values.
-        inputs: ``"standard"`` (zero mean, unit variance), ``"measured"`` (the example's own), ``(mean, std)``, or a
-            list of those, one for each floating-point tensor.
+        inputs: ``"measured"`` (mean and variance of the example), ``"standard"`` (zero mean, unit variance),
+            ``(mean, std)``, a list of pairs, one for each floating-point tensor, or ``"auto"``: measured if the example
+            has numbers, standard if it is constant (``torch.zeros``) or on the meta device. The plan says which.
         rules: op name → rule, for this call; see :func:`unitvar.rule`. A pair is a rule and its backward factor; a
             function alone keeps that of the op. A warning names an op that the model does not run.
         strict: whether an op without a rule is an error.
@@ -62,12 +76,16 @@ def plan(
         sphere weights, mode forward: 2 weights, 0 left alone
         ...
     """
-    options = Options(mode, distribution, only, inputs, rules, strict)
+    options = Options(
+        mode=mode, distribution=distribution, residual=residual, gain=gain, embeddings=embeddings, only=only,
+        inputs=inputs, rules=rules, strict=strict,
+    )  # fmt: skip
     check_example(example)
+    check_numbers(example)
     model = inner(model)
-    with lazy_kept(model):
+    with Undo() as undo, undo, lazy_kept(model):
         _materialise(model, example)
-        return planned(model, example, options)
+        return _planned(model, example, options)
 
 
 def initialize_(
@@ -77,29 +95,38 @@ def initialize_(
     method: str = "analytic",
     mode: str = "forward",
     distribution: str = "sphere",
+    residual: str = "scaled",
+    gain: float = 1.0,
+    embeddings: str = "keep",
     only: str | Sequence[str] | None = None,
-    inputs: Inputs = "standard",
+    inputs: Inputs = "auto",
     rules: Overrides | None = None,
     strict: bool = False,
     generator: torch.Generator | None = None,
 ) -> Plan:
     """Fill every weight of a model, scaled for what reaches it, and zero the biases of those layers.
 
-    Norms, embeddings, frozen and parametrised weights stay as they are; the plan says so.
+    Norms, frozen and parametrised weights, and embeddings unless you ask for them, stay as they are; the plan says so.
 
     If planning or ``method="measured"`` fails, nothing has changed. Filling keeps no copy of the weights. An interrupt
     (Ctrl-C) that comes meanwhile waits until all of them are filled; should memory run out, a note on the error says
     which weights are filled.
 
+    A model that FSDP2 or tensor parallelism has sharded is filled shard by shard, see :meth:`Plan.apply_`; every rank
+    must call it, and the plan is that of the first rank's example.
+
     Args:
         model: as in :func:`plan`, changed in place.
-        example: as in :func:`plan`; real data for ``method="measured"`` or ``inputs="measured"``.
+        example: as in :func:`plan`; real data for ``method="measured"``.
         method: ``"analytic"``, or ``"measured"``: then one forward pass with dropout on rescales each weight when its
             output appears, so that it has unit second moment on this batch, whatever the ops. With either, a bias that
             ``only`` keeps comes on top. (Recurrences, whose ops show no pre-activation, and layers that the pass skips
             at random keep their analytic scale.)
         mode: as in :func:`plan`.
         distribution: as in :func:`plan`.
+        residual: as in :func:`plan`.
+        gain: as in :func:`plan`.
+        embeddings: as in :func:`plan`.
         only: as in :func:`plan`.
         inputs: as in :func:`plan`.
         rules: as in :func:`plan`.
@@ -116,17 +143,22 @@ def initialize_(
         >>> net[3].weight.norm(dim=1).round(decimals=4)[:3]
         tensor([1., 1., 1.], grad_fn=<SliceBackward0>)
     """
-    options = Options(mode, distribution, only, inputs, rules, strict, method)
+    options = Options(
+        mode=mode, distribution=distribution, residual=residual, gain=gain, embeddings=embeddings, only=only,
+        inputs=inputs, rules=rules, strict=strict, method=method,
+    )  # fmt: skip
     check_example(example)
-    if generator is not None and not isinstance(generator, torch.Generator):
-        raise TypeError(
-            f"generator={generator!r} is not a torch.Generator or None; for a seed, pass "
-            "torch.Generator().manual_seed(seed), on the model's device."
-        )
+    check_numbers(example)
+    check_generator(generator)
     model = inner(model)
-    with torch.inference_mode(False), lazy_on_failure(model):
+    if method == "measured" and sharded(model):
+        raise ValueError(
+            'method="measured" rescales whole weights, and this model is sharded over ranks (DTensor parameters): use '
+            'method="analytic", or initialize with "measured" before sharding, and apply that plan: plan.apply_(model).'
+        )
+    with torch.inference_mode(False), Undo(on_failure=True) as undo, undo, lazy_on_failure(model):
         _materialise(model, example)
-        made = planned(model, example, options)
+        made = _planned(model, example, options)
         if method == "measured":
             parameters = dict(model.named_parameters())
             touched = [parameters[n] for layer in made.layers for n in (layer.name, *layer.biases)]
@@ -140,6 +172,23 @@ def initialize_(
     if interrupt is not None:  # here, where lazy layers keep what they were filled with
         raise interrupt
     return made
+
+
+def _planned(model: nn.Module, example: Any, options: Options) -> Plan:
+    """Plan a model; one that is sharded over ranks, as it was before, on the first rank's example."""
+    if not sharded(model):
+        return planned(model, example, options)
+    resharded(model)
+    example = from_first_rank(model, moved(example, torch.device("cpu")))  # plans of other batches are other plans
+    try:
+        with whole(model):
+            return planned(model, example, options)
+    except Exception as error:
+        error.add_note(
+            "The model is sharded over ranks and was planned without its data. If that is the reason, make the plan "
+            "before sharding, and fill the sharded model with plan.apply_(model)."
+        )
+        raise
 
 
 def _materialise(model: nn.Module, example: Any) -> None:

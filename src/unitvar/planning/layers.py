@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from os import PathLike
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+from torch import nn
+
+from unitvar.shown import Tabular
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 __all__ = ["LayerPlan", "Layout", "Plan"]
+
+Model = TypeVar("Model", bound=nn.Module)
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,11 +29,13 @@ class Layout:
         columns: those that are summed over.
         batch: those that only select: experts, heads.
         fill: what an initialiser must be told of it: transposed, groups and stride.
+        zero: rows that stay zero: an embedding's padding.
     """
 
     columns: tuple[int, ...]
     batch: tuple[int, ...]
     fill: Mapping[str, Any]
+    zero: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +55,9 @@ class LayerPlan:
         predicted: E z² of what leaves it.
         biases: names of the biases that become zero with it.
         note: what its scale could not do; empty, mostly.
+        branch: of the last weight of a residual branch, ``"branch 3 of 12 in 'blocks'"``.
+        signal: the share of E z² that differs from example to example and not from mask to mask.
+        noise: the share of E z² that differs from mask to mask. The rest is common to all examples.
     """
 
     name: str
@@ -55,6 +72,9 @@ class LayerPlan:
     predicted: float
     biases: tuple[str, ...] = ()
     note: str = ""
+    branch: str = ""
+    signal: float = math.nan
+    noise: float = math.nan
     layout: Layout = field(default=Layout((), (), {}), repr=False, compare=False)
 
     @property
@@ -72,11 +92,14 @@ class LayerPlan:
             "scale": self.scale,
             "predicted": self.predicted,
             "note": self.note,
+            "branch": self.branch,
+            "signal": None if math.isnan(self.signal) else self.signal,
+            "noise": None if math.isnan(self.noise) else self.noise,
         }
 
 
-@dataclass(frozen=True, eq=False)
-class Plan:
+@dataclass(frozen=True, eq=False, repr=False)
+class Plan(Tabular):
     """The scale of every weight, in execution order, and why the others are left alone.
 
     Attributes:
@@ -88,6 +111,11 @@ class Plan:
         depth: the layers on that path.
         mode: as asked for.
         distribution: as asked for.
+        inputs: what the inputs were taken for, in words.
+        advice: what a look at the numbers suggests, a sentence each; mostly none.
+        shifts: batch norm → the variance that reaches it with dropout on, over that with dropout off; the largest of
+            several uses. Li et al. (2019) call the inverse the shift ratio. Empty without dropout before a batch norm.
+        parameters: name → shape, of all parameters that the model had.
 
     Example:
         >>> import unitvar
@@ -104,6 +132,10 @@ class Plan:
     depth: int
     mode: str
     distribution: str
+    inputs: str = ""
+    advice: tuple[str, ...] = ()
+    shifts: Mapping[str, float] = field(default_factory=dict)
+    parameters: Mapping[str, tuple[int, ...]] = field(default_factory=dict, repr=False)
 
     def __iter__(self) -> Iterator[LayerPlan]:
         return iter(self.layers)
@@ -124,7 +156,102 @@ class Plan:
         """Give one flat, JSON-ready dict a weight."""
         return [layer.row for layer in self.layers]
 
+    def apply_(self, model: Model, generator: torch.Generator | None = None) -> Model:
+        """Fill a model by this plan, which may come from the meta device, from a file or from another process.
+
+        The weights are those that :func:`unitvar.initialize_` draws by this plan from the same random state. Biases
+        beside them become zero. Everything else keeps its values: after ``to_empty``, give those parameters values
+        first.
+
+        On ``DTensor`` parameters (FSDP2's ``fully_shard``, tensor parallel) every rank must call it. Each draws one
+        whole layer after the other, from the random state of the first rank, and keeps its shard: all shards together
+        are the unsharded fill, bit for bit, on any mesh, and no rank holds more than its shards and one layer. A rank
+        whose random state was another one gets it back.
+
+        Args:
+            model: has the parameters that the planned model had: the same names and shapes, none more, none less.
+                Otherwise nothing is written. The names that ``torch.compile`` and activation checkpointing put around
+                a module do not count.
+            generator: draws the weights, leaving the global random state alone; default: the global one.
+
+        Returns:
+            The model.
+
+        Example:
+            >>> import unitvar
+            >>> with torch.device("meta"):
+            ...     net = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 2))
+            >>> made = unitvar.plan(net, torch.zeros(1, 8, device="meta"))
+            >>> net = made.apply_(net.to_empty(device="cpu"))
+            >>> net[3].weight.norm(dim=1).round(decimals=4)
+            tensor([1., 1.], grad_fn=<RoundBackward1>)
+        """
+        from unitvar.planning.fitting import apply  # which speaks of plans itself
+
+        apply(self, model, generator)
+        return model
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write the plan to a JSON file, whole or not at all.
+
+        Args:
+            path: the file, which is replaced if it exists.
+        """
+        from unitvar.planning.file import save
+
+        save(self, path)
+
+    @staticmethod
+    def load(path: str | PathLike[str]) -> Plan:
+        """Read what :meth:`save` wrote.
+
+        Args:
+            path: the file.
+
+        Returns:
+            The same plan, every number bit for bit.
+        """
+        from unitvar.planning.file import load
+
+        return load(path)
+
+    def plot_shares(self, ax: Axes | None = None) -> Axes:
+        """Draw what E z² of every layer is made of: common to all examples, telling them apart, noise of masks.
+
+        Args:
+            ax: where to draw; default: new axes.
+
+        Returns:
+            The axes.
+        """
+        from unitvar import plot
+
+        return plot.shares(self.rows, ax=ax)
+
     def __str__(self) -> str:
         from unitvar.planning.table import text  # which speaks of plans itself
 
         return text(self)
+
+    def __repr__(self) -> str:
+        from unitvar.planning.table import headline
+
+        return f"<Plan: {headline(self)}>"
+
+    def _repr_html_(self) -> str:
+        from unitvar.planning.table import html
+
+        return html(self)
+
+    def plot(self, ax: Axes | None = None) -> Axes:
+        """Draw what reaches each weight, E x², and the scale it gets, in execution order.
+
+        Args:
+            ax: where to draw; default: new axes.
+
+        Returns:
+            The axes.
+        """
+        from unitvar import plot
+
+        return plot.scales(self.rows, ax=ax)

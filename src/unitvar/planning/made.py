@@ -7,12 +7,15 @@ from collections import Counter, defaultdict
 
 from torch import nn
 
+from unitvar._torch import is_lazy
 from unitvar.moments import RULES, Use
+from unitvar.moments.shares import predicted_shares
 from unitvar.moments.uses import placed
+from unitvar.planning.advice import advice
 from unitvar.planning.layers import LayerPlan, Layout, Plan
 from unitvar.planning.options import Options
-from unitvar.planning.records import Solved
-from unitvar.planning.table import path_of
+from unitvar.planning.records import Solved, Table
+from unitvar.planning.table import NOT_SELECTED, path_of
 
 __all__ = ["allowed_parameters", "made_plan"]
 
@@ -25,7 +28,7 @@ def allowed_parameters(model: nn.Module, options: Options) -> dict[str, str | No
     return {
         name: "frozen: requires_grad is False"
         if not parameter.requires_grad
-        else f"not selected by only={options.only!r}"
+        else f"{NOT_SELECTED}{options.only!r}"
         if not any(map(options.selects, names[id(parameter)]))
         else f"of dtype {parameter.dtype}"
         if not parameter.is_floating_point()
@@ -35,14 +38,19 @@ def allowed_parameters(model: nn.Module, options: Options) -> dict[str, str | No
 
 
 def made_plan(
-    model: nn.Module, options: Options, solved: Solved, allowed: dict[str, str | None], unsupported: Counter[str]
+    model: nn.Module,
+    options: Options,
+    solved: Solved,
+    allowed: dict[str, str | None],
+    unsupported: Counter[str],
+    inputs: str,
 ) -> Plan:
     """Make the plan."""
     out = solved.out
     embedded = {n for n, ops in out.seen.items() if any(op in RULES and RULES[op].embeds for op in ops)}
-    layers = []
+    layers = [_table(name, table) for name, table in solved.tables.items()]
     for name, r in solved.records.items():
-        if name in embedded:  # tied to an output layer: an embedding comes first
+        if name in solved.tables:  # tied to an output layer: one record, the embedding's
             continue
         square = solved.squares[name]
         biases = tuple(b for b in dict.fromkeys(out.biases.get(name, ())) if allowed.get(b, "") is None)
@@ -61,6 +69,8 @@ def made_plan(
                 biases=biases,
                 layout=_layout(r.use),
                 note=solved.notes.get(name, ""),
+                branch=solved.branches.get(name, ""),
+                **predicted_shares(solved.leaving.get(name, []))._asdict(),
             )
         )
     depth, chi = out.longest
@@ -72,7 +82,27 @@ def made_plan(
         depth=depth,
         mode=options.mode,
         distribution=options.distribution,
+        inputs=inputs,
+        advice=tuple(advice(layers, solved, embedded)),
+        shifts=_shifts(solved),
+        parameters={name: tuple(p.shape) for name, p in model.named_parameters() if not is_lazy(p)},
     )
+
+
+def _shifts(solved: Solved) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for (name, _), shift in solved.shifts.items():
+        found[name] = max(found.get(name, 0.0), shift)
+    return found
+
+
+def _table(name: str, table: Table) -> LayerPlan:
+    width = table.shape[-1]
+    return LayerPlan(
+        name=name, op="embedding", shape=table.shape, fan_in=width, fan_out=width, mean=0.0, second=1.0, path="input",
+        scale=math.sqrt(width * table.second), predicted=table.second, signal=1.0, noise=0.0,
+        layout=Layout(tuple(range(1, len(table.shape))), (), {}, table.padding),
+    )  # fmt: skip
 
 
 def _layout(use: Use) -> Layout:

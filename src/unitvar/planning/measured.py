@@ -35,11 +35,11 @@ class _Part(NamedTuple):
 
 
 class _Rescaler(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Give the product of each weight and what reaches it unit second moment, by way of the weight."""
+    """Give the product of each weight and what reaches it its planned second moment, by way of the weight."""
 
-    def __init__(self, weights: dict[str, Tensor]) -> None:
+    def __init__(self, weights: dict[str, Tensor], targets: dict[str, float]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.weights = weights
+        self.weights, self.targets = weights, targets
         self.tracker = ParameterTracker(weights.items())
         self.parts: dict[str, list[_Part]] = {name: [] for name in weights}
         self.seen: set[str] = set()
@@ -81,10 +81,11 @@ class _Rescaler(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _fit(self, name: str, chain: list[Tensor], second: float) -> float:
         if not second > 0 or not math.isfinite(second):
             raise ValueError(
-                f"The output of {name!r} has second moment {second:g} on this batch, which no scale can make 1; "
+                f"The output of {name!r} has second moment {second:g} on this batch, which no scale can make "
+                f"{self.targets[name]:.3g}; "
                 'look at the data, or use method="analytic".'
             )
-        factor = 1 / math.sqrt(second)
+        factor = math.sqrt(self.targets[name] / second)
         for tensor in chain:
             # What is expanded is written to once. Through .data, since a forward may take gradients.
             size = tuple(1 if stride == 0 else n for n, stride in zip(tensor.shape, tensor.stride(), strict=True))
@@ -116,13 +117,14 @@ def rescale(model: nn.Module, example: Any, plan: Plan) -> dict[str, float]:
     """Run the model once in train mode and rescale the weights of a plan; return their factors."""
     parameters = dict(model.named_parameters())
     # The ops of recurrences show no pre-activation.
-    shown = [layer.name for layer in plan.layers if (known := named(layer.op)) is None or known.recurrent is None]
-    weights: dict[str, Tensor] = {name: parameters[name] for name in shown}
+    shown = [layer for layer in plan.layers if layer.predicted > 0 and _shows(layer.op)]
+    weights: dict[str, Tensor] = {layer.name: parameters[layer.name] for layer in shown}
+    targets = {layer.name: layer.predicted for layer in shown}
     try:
-        parts = _run(model, example, weights, torch.inference_mode())
+        parts = _run(model, example, weights, targets, torch.inference_mode())
     except Exception as first:
         try:  # autograd inside forward works under no_grad, but not under inference_mode
-            parts = _run(model, example, weights, torch.no_grad())
+            parts = _run(model, example, weights, targets, torch.no_grad())
         except Exception:
             raise first from first.__cause__
     factors = {}
@@ -136,9 +138,17 @@ def rescale(model: nn.Module, example: Any, plan: Plan) -> dict[str, float]:
     return factors
 
 
-def _run(model: nn.Module, example: Any, weights: dict[str, Tensor], mode: Any) -> dict[str, list[_Part]]:
+def _shows(op: str) -> bool:
+    """Return True if an op gives the product of its weight; recurrences and embeddings do not."""
+    known = named(op)
+    return known is None or (known.recurrent is None and not known.embeds)
+
+
+def _run(
+    model: nn.Module, example: Any, weights: dict[str, Tensor], targets: dict[str, float], mode: Any
+) -> dict[str, list[_Part]]:
     """Find what each weight has to be multiplied by; the weights themselves come out as they were."""
-    rescaler = _Rescaler(weights)
+    rescaler = _Rescaler(weights, targets)
     torch.clear_autocast_cache()  # casts made before the run cannot be followed back to their parameters
     try:
         with untouched(model), values_kept(model), mode, rescaler:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import fnmatch
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,13 +12,15 @@ from typing import Any
 from torch import nn
 
 from unitvar.init import MODES
-from unitvar.moments.inputs import INPUTS
+from unitvar.moments.inputs import ALLOWED, INPUTS
 from unitvar.moments.rule import RULES, Rule, check_name, revised
 
-__all__ = ["DISTRIBUTIONS", "METHODS", "Options", "Overrides"]
+__all__ = ["DISTRIBUTIONS", "EMBEDDINGS", "METHODS", "RESIDUALS", "Options", "Overrides"]
 
 DISTRIBUTIONS = ("sphere", "orthonormal", "normal", "uniform")
 METHODS = ("analytic", "measured")
+RESIDUALS = ("scaled", "unit", "zero")
+EMBEDDINGS = ("keep", "unit")
 
 
 Override = Callable[..., Any] | tuple[Callable[..., Any], Callable[..., Any]]
@@ -27,12 +31,15 @@ def _pair(given: Override) -> tuple[Any, ...]:
     return given if isinstance(given, tuple) and len(given) == 2 else (given,)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Options:
     """Hold what :func:`unitvar.plan` takes by keyword."""
 
     mode: str
     distribution: str
+    residual: str
+    gain: float
+    embeddings: str
     only: str | Sequence[str] | None
     inputs: Any
     rules: Overrides | None
@@ -43,12 +50,18 @@ class Options:
         for name, value, allowed in (
             ("mode", self.mode, MODES),
             ("distribution", self.distribution, DISTRIBUTIONS),
+            ("residual", self.residual, RESIDUALS),
+            ("embeddings", self.embeddings, EMBEDDINGS),
             ("method", self.method, METHODS),
         ):
             if value not in allowed:
                 raise ValueError(f"{name}={value!r} is not one of {', '.join(map(repr, allowed))}.")
+        if isinstance(self.gain, bool) or not isinstance(self.gain, (int, float)):
+            raise TypeError(f"gain={self.gain!r} is not a number; 1.0 keeps unit variance.")
+        if not 0 < self.gain < math.inf:
+            raise ValueError(f"gain={self.gain!r} is not a finite number above 0; 1.0 keeps unit variance.")
         if isinstance(self.inputs, str) and self.inputs not in INPUTS:
-            raise ValueError(f"inputs={self.inputs!r} is not 'standard', 'measured', (mean, std) or a list of those.")
+            raise ValueError(f"inputs={self.inputs!r} is not {ALLOWED}.")
         if self.only is not None and not (
             isinstance(self.only, str)
             or (isinstance(self.only, Sequence) and all(isinstance(p, str) for p in self.only))
@@ -87,9 +100,19 @@ class Options:
         """Refuse patterns that match nothing: they are misspelt."""
         names = [name for name, _ in model.named_parameters(remove_duplicate=False)]
         for pattern in self.patterns:
-            if not any(fnmatch.fnmatchcase(name, pattern) for name in names):
-                some = ", ".join(map(repr, names[:5]))
-                raise ValueError(
-                    f"only={pattern!r} matches no parameter; names are those of named_parameters(): {some}"
-                    f"{', …' if len(names) > 5 else ''}."
-                )
+            if any(fnmatch.fnmatchcase(name, pattern) for name in names):
+                continue
+            some = ", ".join(map(repr, names[:5])) + (", …" if len(names) > 5 else "")
+            raise ValueError(
+                f"only={pattern!r} matches no parameter.{_guess(pattern, names)} Names are those of "
+                f"named_parameters(): {some}."
+            )
+
+
+def _guess(pattern: str, names: list[str]) -> str:
+    """Say what a pattern that matches nothing may have meant: a module's parameters, or a name like it."""
+    inside = next(
+        (wide for wide in (f"{pattern}.*", f"*.{pattern}.*", f"*{pattern}*") if fnmatch.filter(names, wide)), ""
+    )
+    near = [inside] if inside else difflib.get_close_matches(pattern, names, 1)
+    return f" Did you mean {near[0]!r}?" if near else ""

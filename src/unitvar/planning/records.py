@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from unitvar.moments import Propagation, Use
+from unitvar.moments.signal import Signal
 
-__all__ = ["Record", "Solved"]
+__all__ = ["Record", "Solved", "Table"]
 
 
 @dataclass(eq=False, slots=True)
@@ -27,6 +28,21 @@ class Record:
         return self.share * len(self.second_out) / sum(self.second_out)
 
 
+@dataclass(frozen=True, slots=True)
+class Table:
+    """An embedding that is filled.
+
+    Attributes:
+        shape: its shape; the last dimension counts features.
+        second: E w² that it gets.
+        padding: rows that stay zero.
+    """
+
+    shape: tuple[int, ...]
+    second: float
+    padding: tuple[int, ...] = ()
+
+
 @dataclass(eq=False, slots=True)
 class Solved:
     """The scales of one graph.
@@ -36,9 +52,22 @@ class Solved:
         squares: parameter → s².
         out: what the last walk met.
         notes: parameter → what its scale could not do.
+        unsettled: the parameter whose scale still changed most when the search for ``mode="backward"`` ended without a
+            result; "" if it had one.
+        leaving: parameter → what leaves it, for each use.
+        branches: parameter → the residual branch that it ends.
+        tables: embedding → what it is filled with.
+        shifts: batch norm and number of its use → variance with dropout on over variance with dropout off.
+        outputs: of each output of the model, the parameters that make it, and what is known of it.
     """
 
     records: dict[str, Record]
     squares: dict[str, float]
     out: Propagation
     notes: dict[str, str]
+    unsettled: str = ""
+    leaving: dict[str, list[Signal]] = field(default_factory=dict)
+    branches: dict[str, str] = field(default_factory=dict)
+    tables: dict[str, Table] = field(default_factory=dict)
+    shifts: dict[tuple[str, int], float] = field(default_factory=dict)
+    outputs: list[tuple[tuple[str, ...], Signal]] = field(default_factory=list)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 import warnings
 from collections import Counter
 from typing import Any
@@ -10,14 +11,20 @@ from typing import Any
 from torch import nn
 
 from unitvar.graph import Graph, trace
-from unitvar.moments import Propagation, Weighing, known, propagate
-from unitvar.moments.inputs import input_signals, other_axes
-from unitvar.moments.signal import Signal
+from unitvar.moments import known
+from unitvar.moments.inputs import told_inputs
+from unitvar.moments.shift import is_noisy, variance_shifts
 from unitvar.planning.backward import after_slopes, backward_scales
+from unitvar.planning.branches import Branches
+from unitvar.planning.embeddings import embedding_tables, with_tables
 from unitvar.planning.layers import Plan
 from unitvar.planning.made import allowed_parameters, made_plan
 from unitvar.planning.options import Options
+from unitvar.planning.outputs import output_weights
 from unitvar.planning.records import Record, Solved
+from unitvar.planning.runnable import check_runs
+from unitvar.planning.streams import residual_streams
+from unitvar.planning.walker import Walker
 from unitvar.running.randomness import random_state_kept
 
 __all__ = ["planned"]
@@ -26,39 +33,13 @@ _PASSES = 30  # over the graph, for weights that are used more than once, and fo
 _SAME = 1e-3  # a relative change of squared scales that is none
 
 
-class _Pass:
-    """One walk over the graph, with the scales fixed so far."""
-
-    def __init__(self, allowed: dict[str, str | None], fixed: dict[str, float]) -> None:
-        self.allowed, self.fixed = allowed, fixed
-        self.records: dict[str, Record] = {}
-        self.silent: set[str] = set()
-
-    def solve(self, weighing: Weighing) -> float | None:
-        name = weighing.use.parameter.name
-        if self.allowed.get(name, "") is not None:
-            return None
-        if weighing.second <= 0:  # perhaps a later use meets a signal, as after a state that starts from zero
-            self.silent.add(name)
-            return self.fixed.get(name)
-        x = weighing.x
-        record = self.records.get(name)
-        if record is None:
-            op = weighing.node.name.partition(".")[2]
-            words = x.path.words if x.path.words or x.path.depth is not None else ("input",)
-            record = self.records[name] = Record(weighing.use, op, words, share=weighing.share)
-        record.second_out.append(weighing.second)
-        record.mean.append(x.mean)
-        record.second.append(x.second)
-        return self.fixed.get(name, record.square)
-
-
 def planned(model: nn.Module, example: Any, options: Options) -> Plan:
     """Trace a model and solve for its scales."""
     options.check_patterns(model)
     with random_state_kept(model):  # also what a stand-in without data has drawn
         graphs = [trace(model, example, known=lambda op: known(op, options.overrides))]
         try:
+            check_runs(model, example, graphs[0], options.overrides)
             return _planned(model, example, options, graphs)
         finally:
             for graph in graphs:
@@ -67,6 +48,9 @@ def planned(model: nn.Module, example: Any, options: Options) -> Plan:
 
 def _planned(model: nn.Module, example: Any, options: Options, graphs: list[Graph]) -> Plan:
     allowed = allowed_parameters(model, options)
+    if options.embeddings == "keep":
+        for name in embedding_tables(graphs[0], options.overrides):
+            allowed[name] = allowed.get(name) or "embedding"
     solved = _solved(graphs[0], options, allowed, {})
     weights = [n for n, p in model.named_parameters() if p.dim() > 1 and allowed[n] is None]
     unreached = [n for n in weights if n not in solved.records and not solved.out.seen.get(n)]
@@ -86,7 +70,8 @@ def _planned(model: nn.Module, example: Any, options: Options, graphs: list[Grap
             f"rules={{{name!r}: ...}}, or use strict=False to have it taken apart or sampled."
         )
     _warn_of_unused(options, graphs)
-    return made_plan(model, options, solved, allowed, unsupported)
+    inputs = told_inputs(graphs[0], options.inputs, solved.out.signal)
+    return made_plan(model, options, solved, allowed, unsupported, inputs)
 
 
 def _take_over(solved: Solved, later: Solved, names: list[str]) -> None:
@@ -95,6 +80,10 @@ def _take_over(solved: Solved, later: Solved, names: list[str]) -> None:
             solved.records[name], solved.squares[name] = later.records[name], later.squares[name]
             if name in later.out.biases:
                 solved.out.biases[name] = later.out.biases[name]
+            if name in later.branches:
+                solved.branches[name] = later.branches[name]
+            if name in later.leaving:
+                solved.leaving[name] = later.leaving[name]
 
 
 def _warn_of_unused(options: Options, graphs: list[Graph]) -> None:
@@ -111,40 +100,16 @@ def _warn_of_unused(options: Options, graphs: list[Graph]) -> None:
         )
 
 
-class _Walker:
-    """Walk a graph forward as often as it takes."""
-
-    def __init__(self, graph: Graph, options: Options, allowed: dict[str, str | None]) -> None:
-        self.graph, self.options, self.allowed = graph, options, allowed
-        self.inputs: list[Signal] = input_signals(graph, options.inputs)
-        self.out: Propagation | None = None
-
-    def walk(self, fixed: dict[str, float]) -> tuple[dict[str, Record], Propagation]:
-        this = _Pass(self.allowed, fixed)
-        self.out = propagate(
-            self.graph, self.inputs, this.solve, zeroed=lambda name: self.allowed.get(name, "") is None,
-            overrides=self.options.overrides, numbers=None if self.out is None else self.out.numbers,
-        )  # fmt: skip
-        for name in this.silent - set(this.records):
-            self.allowed[name] = "no signal reaches it: what comes before is 0 everywhere"
-        return this.records, self.out
-
-    def first(self, fixed: dict[str, float]) -> tuple[dict[str, Record], Propagation]:
-        """Walk, and find out which dimension of an input counts examples: the one that nothing mixes."""
-        best, chosen = self.walk(fixed), self.inputs
-        for inputs in other_axes(chosen) if best[1].mixed else ():
-            self.inputs = inputs
-            other = self.walk(fixed)
-            if other[1].mixed < best[1].mixed:
-                best, chosen = other, inputs
-        self.inputs = chosen
-        return best
-
-
 def _solved(graph: Graph, options: Options, allowed: dict[str, str | None], start: dict[str, float]) -> Solved:
-    walker = _Walker(graph, options, allowed)
+    walker = Walker(graph, options, allowed)
     fixed = dict(start)
     records, out = walker.first(fixed)
+    if options.embeddings == "unit":
+        records, out = with_tables(walker, records, out, fixed)
+    streams = residual_streams(graph, out, options.overrides) if options.mode != "paper" else []
+    branches = Branches(streams, {n for n in records if n not in start}, options.residual)
+    if branches.weights:
+        records, out = branches.scale(walker, out, fixed)
     # A weight that is used more than once gets one scale, which changes what reaches its later uses: in steps that are
     # the smaller, the oftener it is used, as the last of n uses meets the n-th power of a change.
     for _ in range(_PASSES):
@@ -157,6 +122,7 @@ def _solved(graph: Graph, options: Options, allowed: dict[str, str | None], star
         records, out = walker.walk(fixed)
     squares = {name: start.get(name, record.square) for name, record in records.items()}
     notes: dict[str, str] = {}
+    unsettled = ""
     if options.mode == "paper":
         after = after_slopes(graph, out, options.overrides)
         squares = {n: _paper(r, after.get(n, 1.0), options) for n, r in records.items()}
@@ -170,11 +136,29 @@ def _solved(graph: Graph, options: Options, allowed: dict[str, str | None], star
             back, notes = backward_scales(graph, out, options.overrides, records)
             new = {n: back.get(n, s) for n, s in squares.items()}
             done = all(abs(new[n] / squares[n] - 1) < _SAME for n in new)
+            moved = max(new, key=lambda n: abs(math.log(new[n] / squares[n])), default="")
             squares = new
             records, out = walker.walk(squares)
             if done:
                 break
-    return Solved(records, squares, out, notes)
+        else:
+            unsettled = moved
+    makers = output_weights(graph, out, streams, options.overrides)
+    if options.gain != 1.0:
+        last = {name for names in makers.values() for name in names}
+        for name in squares:
+            if name not in last and name not in start:
+                walker.factors[name] = walker.factors.get(name, 1.0) * options.gain**2
+        records, out = walker.walk(squares)
+    shifts = {}
+    if is_noisy(graph, options.overrides):
+        quiet = walker.walk(squares, quiet=True)[1]
+        shifts = variance_shifts(graph, out, quiet, options.overrides)
+    return Solved(
+        records=records, squares={n: s * walker.factors.get(n, 1.0) for n, s in squares.items()}, out=out, notes=notes,
+        shifts=shifts, unsettled=unsettled, leaving=out.leaving, branches=branches.labels, tables=walker.tables,
+        outputs=[(names, out.signal(value)) for value, names in makers.items()],
+    )  # fmt: skip
 
 
 def _paper(record: Record, after: float, options: Options) -> float:

@@ -2,65 +2,123 @@
 
 from __future__ import annotations
 
+import math
 import textwrap
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
+
+from unitvar.planning.advice import percent
+from unitvar.shown import WIDTH, counted, html_table, notes, number
 
 if TYPE_CHECKING:
     from unitvar.planning.layers import LayerPlan, Plan
 
-__all__ = ["path_of", "text"]
+__all__ = ["NOT_SELECTED", "headline", "html", "left_alone", "path_of", "text"]
 
-WIDTH = 80
+NOT_SELECTED = "not selected by only="
 _COLUMNS = ("fan-in", "E x", "E x²", "scale")
+_SHARES = ("signal", "noise")  # where there is dropout
 _WIDE = 10  # characters a number, and the space before it
-_ROOM = WIDTH - _WIDE * len(_COLUMNS)
+_NARROW = 8  # of a share
 
 
 def text(plan: Plan) -> str:
     """Lay a plan out."""
-    wide = min(_ROOM, max([len("weight"), *(len(layer.name) for layer in plan.layers)]))
-    lines = [
-        f"{plan.distribution} weights, mode {plan.mode}: {len(plan.layers)} weights, {len(plan.skipped)} left alone"
-    ]
-    lines.append("weight".ljust(wide) + "".join(head.rjust(_WIDE) for head in _COLUMNS))
+    noisy = is_noisy(plan)
+    room = WIDTH - _WIDE * len(_COLUMNS) - (_NARROW * len(_SHARES) if noisy else 0)
+    wide = min(room, max([len("weight"), *(len(layer.name) for layer in plan.layers)]))
+    lines = [headline(plan)]
+    if plan.inputs:
+        lines += textwrap.wrap(f"inputs: {plan.inputs}", WIDTH, subsequent_indent="  ", break_on_hyphens=False)
+    heads = "".join(head.rjust(_WIDE) for head in _COLUMNS)
+    lines.append("weight".ljust(wide) + heads + ("".join(head.rjust(_NARROW) for head in _SHARES) if noisy else ""))
     for layer in plan.layers:
-        lines += _layer(layer, wide)
-    for name, reason in plan.skipped.items():
-        lines += textwrap.wrap(f"left alone: {name} ({reason})", WIDTH, subsequent_indent="  ", break_on_hyphens=False)
-    if plan.unsupported:
-        ops = ", ".join(f"{name} ({count})" for name, count in plan.unsupported.items())
-        lines += textwrap.wrap(f"unsupported, taken apart or sampled: {ops}", WIDTH, subsequent_indent="  ")
-    lines += textwrap.wrap(_stability(plan), WIDTH, subsequent_indent="  ")
+        lines += _layer(layer, wide, noisy)
+    for line in left_alone(plan.skipped):
+        lines += textwrap.wrap(line, WIDTH, subsequent_indent="  ", break_on_hyphens=False)
+    for line in (*_unsupported(plan), _stability(plan), *plan.advice):
+        lines += textwrap.wrap(line, WIDTH, subsequent_indent="  ")
     return "\n".join(lines)
 
 
-def _layer(layer: LayerPlan, wide: int) -> list[str]:
+def headline(plan: Plan) -> str:
+    """Say in one line what a plan is for."""
+    many = counted(len(plan.layers), "weight")
+    return f"{plan.distribution} weights, mode {plan.mode}: {many}, {len(plan.skipped)} left alone"
+
+
+def is_noisy(plan: Plan) -> bool:
+    """Return True if masks make a part of what flows, so that shares are worth telling."""
+    return any(layer.noise > 1e-6 for layer in plan.layers)
+
+
+def html(plan: Plan) -> str:
+    """Lay a plan out for a notebook."""
+    noisy = is_noisy(plan)
+    columns = ("weight", "op", "shape", "after", *_COLUMNS, *(_SHARES if noisy else ()))
+    rows = [
+        (layer.name, layer.op, "x".join(map(str, layer.shape)), _after(layer), *_cells(layer),
+         *(_shares(layer) if noisy else ()))
+        for layer in plan.layers
+    ]  # fmt: skip
+    below = [*left_alone(plan.skipped), *_unsupported(plan), _stability(plan), *plan.advice]
+    above = f"inputs: {plan.inputs}" if plan.inputs else ""
+    return notes(headline(plan), above) + html_table(columns, rows, words=4) + notes(*below)
+
+
+def _after(layer: LayerPlan) -> str:
+    return "; ".join(part for part in (layer.path, layer.branch, layer.note) if part)
+
+
+def left_alone(skipped: Mapping[str, str]) -> list[str]:
+    """Say which weights are left alone and why: one by one, but for those that ``only`` did not select."""
+    others = {name: reason for name, reason in skipped.items() if not reason.startswith(NOT_SELECTED)}
+    lines = [f"left alone: {name} ({reason})" for name, reason in others.items()]
+    left = len(skipped) - len(others)
+    if left:
+        reason = next(reason for reason in skipped.values() if reason.startswith(NOT_SELECTED))
+        lines.append(f"left alone: {counted(left, 'weight')} {reason}")
+    return lines
+
+
+def _layer(layer: LayerPlan, wide: int, noisy: bool) -> list[str]:
     *above, name = textwrap.wrap(layer.name, WIDTH, break_on_hyphens=False) or [""]
     if len(name) > wide:  # too long to stand beside its numbers: it stands above them
         above, name = [*above, name], ""
-    cells = (f"{layer.fan_in:.6g}", _number(layer.mean), _number(layer.second), _number(layer.scale))
-    row = name.ljust(wide) + "".join(cell.rjust(_WIDE) for cell in cells)
+    row = name.ljust(wide) + "".join(cell.rjust(_WIDE) for cell in _cells(layer))
+    row += "".join(cell.rjust(_NARROW) for cell in _shares(layer)) if noisy else ""
     told = f"{layer.op} {'x'.join(map(str, layer.shape))} after {layer.path}"
-    lines = [*above, row]
+    told += f"; {layer.branch}" if layer.branch else ""
+    lines = [*above, row.rstrip()]
     for line in (told, layer.note):
         lines += textwrap.wrap(line, WIDTH, initial_indent="  ", subsequent_indent="    ")
     return lines
 
 
+def _cells(layer: LayerPlan) -> tuple[str, ...]:
+    mean = number(layer.mean, beside=layer.second**0.5)
+    return f"{layer.fan_in:.6g}", mean, number(layer.second), number(layer.scale)
+
+
+def _shares(layer: LayerPlan) -> tuple[str, ...]:
+    return tuple("" if math.isnan(x) else percent(x) for x in (layer.signal, layer.noise))
+
+
+def _unsupported(plan: Plan) -> list[str]:
+    ops = ", ".join(f"{name} ({count})" for name, count in plan.unsupported.items())
+    return [f"unsupported, taken apart or sampled: {ops}"] if ops else []
+
+
 def _stability(plan: Plan) -> str:
     if not plan.depth:
         return "chi: no two weights without a norm between them; deviations do not add up"
-    said = f"chi {plan.chi:.3f} a layer over {plan.depth} layers without a norm"
+    said = f"chi {plan.chi:.3f} a layer over {counted(plan.depth, 'layer')} without a norm"
     if plan.chi <= 1 + 1e-6:
         return f"{said}: deviations do not grow"
     return (
         f"{said}: depth amplifies deviations by {plan.chi**plan.depth:.3g} in all. "
         'Put norms between the layers, or use method="measured".'
     )
-
-
-def _number(x: float) -> str:
-    return f"{x:.2e}" if x != 0 and not 1e-3 <= abs(x) < 1e5 else f"{x:.4g}"
 
 
 def path_of(words: tuple[str, ...]) -> str:

@@ -2,70 +2,119 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections import deque
+from collections.abc import Collection
+from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
+from unitvar.running.held import reachable, slots, walked
+from unitvar.running.undo import Undo, undoing
+
 __all__ = ["attributes_kept"]
 
+_FLAG = "training"  # which running.modes puts back
+_CHANGEABLE = (dict, list, set, deque, bytearray, np.ndarray)
 
-@contextmanager
-def attributes_kept(model: nn.Module) -> Iterator[None]:
-    """Put back every attribute of every module, and the contents of dicts, lists and sets among and inside them.
 
-    Objects of other kinds are not looked into, nor are the attributes of ScriptModules, which live outside Python;
-    their buffers are kept like any other.
+@undoing()
+def attributes_kept(undo: Undo, model: nn.Module, *, but: Collection[nn.Module] = ()) -> None:
+    """Put back every attribute and slot of every module, and what is in containers and arrays among and inside them.
+
+    Modules that a model hides from torch in a list or a dict are modules, too. Objects of other kinds are not looked
+    into, nor are the attributes of ScriptModules, which live outside Python; their buffers are kept like any other.
+
+    Args:
+        undo: comes from the decorator.
+        model: whose attributes are kept.
+        but: modules whose attributes are left as they end up.
     """
-    kept = [_Attributes(module) for module in model.modules() if not isinstance(module, torch.jit.ScriptModule)]
-    try:
-        yield
-    finally:
-        for attributes in kept:
-            attributes.restore()
+    left = set(map(id, but))
+    for module in reachable(model):
+        if id(module) not in left and not isinstance(module, torch.jit.ScriptModule):
+            _keep(undo, module)
 
 
-def _containers(values: Iterable[Any], met: set[int]) -> Iterator[Any]:
-    """Walk the dicts, lists and sets among some values, and those inside them."""
-    for value in values:
-        if isinstance(value, (dict, list, set)) and id(value) not in met:
-            met.add(id(value))
-            yield value
-            if not isinstance(value, set):
-                yield from _containers(value.values() if isinstance(value, dict) else value, met)
+def _keep(undo: Undo, module: nn.Module) -> None:
+    values, slotted = dict(vars(module)), slots(module)
+    every = walked([*values.values(), *(value for _, value in slotted)])
+    contents = [(found, _content(found)) for found in every if isinstance(found, _CHANGEABLE)]
+    # One step a module, since large models have thousands of containers; a step that is cut short is run again, whole.
+    undo.add(partial(_put_back, module, type(module), values, slotted, contents))
 
 
-class _Attributes:
-    """Remember a module's attributes, and what is in its containers."""
+def _content(container: Any) -> Any:
+    """Copy what is in a container, not by a method of its own: a class may override that."""
+    if isinstance(container, dict):
+        return dict(container)
+    return container.copy() if isinstance(container, (bytearray, np.ndarray)) else list(container)
 
-    def __init__(self, module: nn.Module) -> None:
-        self.module = module
-        self.kind = type(module)
-        self.values = dict(vars(module))
-        self.contents = [(container, container.copy()) for container in _containers(self.values.values(), set())]
 
-    def restore(self) -> None:
-        """Write back only what changed: hooks' handles refer to these very containers."""
-        now = vars(self.module)
-        if now.keys() != self.values.keys() or any(now[k] is not v for k, v in self.values.items()):
-            flag = now.get("training")
+def _put_back(
+    module: nn.Module,
+    kind: type[nn.Module],
+    values: dict[str, Any],
+    slotted: list[tuple[Any, Any]],
+    contents: list[tuple[Any, Any]],
+) -> None:
+    """Put back the class first, then attributes, then what is in them."""
+    _reclass(module, kind)
+    _reset(module, values)
+    for descriptor, value in slotted:
+        descriptor.__set__(module, value)
+    failed: Exception | None = None
+    for container, content in contents:
+        try:
+            _refill(container, content)
+        except Exception as error:  # of a container of somebody's own; the others are put back all the same
+            failed = error
+    if failed is not None:
+        raise failed
+
+
+def _reclass(module: nn.Module, kind: type[nn.Module]) -> None:
+    if type(module) is not kind:
+        module.__class__ = kind
+
+
+def _reset(module: nn.Module, values: dict[str, Any]) -> None:
+    """Write back only what changed: hooks' handles refer to these very containers."""
+    now = vars(module)
+    if now.keys() != values.keys() or any(now[k] is not v for k, v in values.items() if k != _FLAG):
+        flag = now.get(_FLAG, values.get(_FLAG))
+        kept = {k: flag if k == _FLAG else v for k, v in values.items()}
+        for key in [key for key in now if key not in kept]:
+            del now[key]
+        now.update(kept)
+        if list(now) != list(kept):  # their order, too
             now.clear()
-            now.update(self.values)
-            now["training"] = flag
-        for container, content in self.contents:
-            if len(container) == len(content) and _same_items(container, content):
-                continue
-            container.clear()
-            container.extend(content) if isinstance(container, list) else container.update(content)
-        if type(self.module) is not self.kind:
-            self.module.__class__ = self.kind
+            now.update(kept)
+
+
+def _refill(container: Any, content: Any) -> None:
+    if isinstance(container, np.ndarray):
+        if container.shape != content.shape:
+            container.resize(content.shape, refcheck=False)
+        if container.tobytes() != content.tobytes():
+            container[...] = content
+        return
+    if not (content or len(container)) or (len(container) == len(content) and _same_items(container, content)):
+        return
+    if isinstance(container, (list, bytearray)):
+        container[:] = content
+    else:
+        container.clear()
+        container.extend(content) if isinstance(container, deque) else container.update(content)
 
 
 def _same_items(a: Any, b: Any) -> bool:
     if isinstance(a, dict):
-        return all(k in b and v is b[k] for k, v in a.items())
-    if isinstance(a, list):
+        return all(k is l and v is w for (k, v), (l, w) in zip(a.items(), b.items(), strict=True))
+    if isinstance(a, (list, deque)):
         return all(x is y for x, y in zip(a, b, strict=True))
+    if isinstance(a, set):  # in the order of their hashes: the same items may come in another one
+        return {id(x) for x in a} == {id(x) for x in b}
     return bool(a == b)

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils.data import DataLoader
 
-__all__ = ["check_example", "explained"]
+from unitvar._torch import FakeTensor
+
+__all__ = ["check_example", "check_numbers", "explained"]
 
 _ALLOWED = "a tensor, a tuple of positional arguments or a dict of keyword arguments"
 _TARGET = "If it came from a loader as (input, target), the target is not the model's input: pass batch[0]."
@@ -27,6 +32,28 @@ def check_example(example: Any) -> None:
     if tensors and not any(t.numel() for t in tensors):
         shapes = ", ".join(str(tuple(t.shape)) for t in tensors)
         raise ValueError(f"The example is empty: it has shape {shapes}. Pass a batch of one or more.")
+
+
+def check_numbers(example: Any) -> None:
+    """Refuse NaN and infinity, but for the minus infinity of a mask that is added to scores."""
+    for tensor in _tensors(example):
+        if not tensor.is_floating_point() or tensor.is_meta or isinstance(tensor, FakeTensor):
+            continue
+        if math.isfinite(float(tensor.detach().sum())):  # one quick pass; a sum that overflows is looked at again
+            continue
+        finite = tensor.isfinite()
+        if bool(finite.all()) or _is_mask(tensor, finite):
+            continue
+        raise ValueError(
+            f"{int((~finite).sum())} of the example's {tensor.numel()} numbers are NaN or infinite; pass a batch of "
+            "finite numbers."
+        )
+
+
+def _is_mask(tensor: Tensor, finite: Tensor) -> bool:
+    """Return True for zeros and minus infinity, or any square matrices of finite numbers and minus infinity."""
+    square = tensor.dim() > 1 and tensor.shape[-1] == tensor.shape[-2]
+    return bool((finite | (tensor == -math.inf)).all()) and (square or not bool(tensor[finite].any()))
 
 
 def _remedy(example: Any) -> str:
@@ -56,8 +83,8 @@ def _tensors(example: Any) -> Iterator[Tensor]:
         yield from _tensors(tuple(example.values()))
 
 
-def explained(error: Exception, example: Any) -> Exception:
-    """Add what the example may have to do with an error."""
+def explained(error: Exception, example: Any, model: nn.Module) -> Exception:
+    """Add what the example may have to do with an error of the model."""
     if isinstance(example, Mapping) and isinstance(error, TypeError):
         keys = ", ".join(map(repr, example))
         remedy = "If forward takes one dict, pass it in a tuple: (example,)."
@@ -65,7 +92,27 @@ def explained(error: Exception, example: Any) -> Exception:
     if isinstance(example, tuple) and len(example) > 1 and not hasattr(example, "_fields"):
         said = f"The model rejected the example's {len(example)} elements as positional arguments: {error}. {_TARGET}"
         return _clearer(said, error)
+    tensors = list(_tensors(example))
+    told = ", ".join(f"{str(t.dtype).removeprefix('torch.')} of shape {tuple(t.shape)}" for t in tensors)
+    remedy = _other_dtype(error, tensors, model)
+    if remedy:
+        return _clearer(f"The model cannot run on the example, {told}: {error}. {remedy}", error)
+    if told:
+        error.add_note(f"The model was run on the example: {told}. Pass a batch that model(batch) takes.")
     return error
+
+
+def _other_dtype(error: Exception, tensors: list[Tensor], model: nn.Module) -> str:
+    """Say what to do about a dtype that the model does not take; "" if that is not what an error is about."""
+    if not isinstance(error, (RuntimeError, TypeError)) or not re.search(r"\b(d?types?|dtype)\b", str(error)):
+        return ""
+    floats = any(t.is_floating_point() for t in tensors)
+    if floats and "indices" in str(error):
+        return "The model looks its input up in a table: pass whole numbers, example.long()."
+    wanted = next((p.dtype for p in model.parameters() if p.is_floating_point()), None)
+    if wanted is not None and any(t.dtype != wanted and t.dtype != torch.bool for t in tensors):
+        return f"The model's weights are {wanted}: pass example.to({wanted})."
+    return ""
 
 
 def _clearer(said: str, error: Exception) -> TypeError:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,29 +12,23 @@ from unitvar._torch import is_lazy, own_buffers, own_parameters
 from unitvar.running.calling import call, copied
 from unitvar.running.example import explained
 from unitvar.running.restore import values_kept
+from unitvar.running.undo import Undo, undoing
 
-__all__ = ["lazy_kept", "lazy_on_failure", "materialise", "uninitialised"]
+__all__ = ["lazy_kept", "lazy_on_failure", "materialise", "pending", "uninitialised"]
 
 
-@contextmanager
-def lazy_on_failure(model: nn.Module) -> Iterator[None]:
+@undoing(on_failure=True)
+def lazy_on_failure(undo: Undo, model: nn.Module) -> None:
     """Make lazy layers that a block has materialised lazy again if it fails."""
-    saved = _pending(model)
-    try:
-        yield
-    except BaseException:
-        for layer in saved:
-            layer.restore()
-        raise
+    for module in pending(model):
+        _keep(undo, module)
 
 
-@contextmanager
-def lazy_kept(model: nn.Module) -> Iterator[None]:
+@undoing()
+def lazy_kept(undo: Undo, model: nn.Module) -> None:
     """Make lazy layers that a block has materialised lazy again, however it ends."""
-    with ExitStack() as stack:
-        for layer in _pending(model):
-            stack.callback(layer.restore)
-        yield
+    for module in pending(model):
+        _keep(undo, module)
 
 
 def materialise(model: nn.Module, example: Any) -> None:
@@ -45,7 +38,7 @@ def materialise(model: nn.Module, example: Any) -> None:
             try:
                 call(model, copied(example))
             except Exception as error:
-                raise explained(error, example) from error.__cause__
+                raise explained(error, example, model) from error.__cause__
 
 
 def uninitialised(model: nn.Module) -> list[str]:
@@ -53,8 +46,9 @@ def uninitialised(model: nn.Module) -> list[str]:
     return [name for name, module in model.named_modules() if _is_pending(module)]
 
 
-def _pending(model: nn.Module) -> list[_LazyLayer]:
-    return [_LazyLayer(module) for module in model.modules() if _is_pending(module)]
+def pending(model: nn.Module) -> list[nn.Module]:
+    """List the lazy layers that no batch has reached yet."""
+    return [module for module in model.modules() if _is_pending(module)]
 
 
 def _is_pending(module: nn.Module) -> bool:
@@ -65,27 +59,26 @@ def _tensors(module: nn.Module) -> list[Tensor]:
     return [t for t in (*own_parameters(module).values(), *own_buffers(module).values()) if t is not None]
 
 
-class _LazyLayer:
+def _keep(undo: Undo, module: nn.Module) -> None:
     """Remember a lazy layer, which initialisation changes in class, attributes, hooks and tensors."""
+    attributes = dict(vars(module))
+    undo.add(partial(_refill, vars(module), attributes))
+    undo.add(partial(setattr, module, "__class__", type(module)))
+    for table in attributes.values():
+        if isinstance(table, dict):  # the handles of its hooks refer to these very dicts: never replaced
+            undo.add(partial(_refill, table, dict(table)))
+    for tensor in _tensors(module):
+        if is_lazy(tensor):
+            undo.add(partial(_empty, tensor, type(tensor), tensor.device, tensor.dtype))
 
-    def __init__(self, module: nn.Module) -> None:
-        self.module = module
-        self.kind = type(module)
-        self.attributes = dict(vars(module))
-        # The handles of its hooks refer to these very dicts, so they are refilled, never replaced.
-        self.tables: list[tuple[dict[Any, Any], dict[Any, Any]]] = [
-            (table, dict(table)) for table in self.attributes.values() if isinstance(table, dict)
-        ]
-        self.tensors = [(t, type(t), t.device, t.dtype) for t in _tensors(module) if is_lazy(t)]
 
-    def restore(self) -> None:
-        """Forget all shapes again."""
-        for tensor, kind, device, dtype in self.tensors:
-            tensor.data = torch.empty(0, device=device, dtype=dtype)
-            tensor.__class__ = kind
-        for table, entries in self.tables:
-            table.clear()
-            table.update(entries)
-        self.module.__class__ = self.kind
-        vars(self.module).clear()
-        vars(self.module).update(self.attributes)
+def _refill(table: dict[Any, Any], entries: dict[Any, Any]) -> None:
+    table.clear()
+    table.update(entries)
+
+
+def _empty(tensor: Tensor, kind: type[Tensor], device: torch.device, dtype: torch.dtype) -> None:
+    """Make a tensor forget its shape again."""
+    if type(tensor) is not kind:
+        tensor.data = torch.empty(0, device=device, dtype=dtype)
+        tensor.__class__ = kind

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
+from functools import partial
 
 from torch import nn
 
 from unitvar._torch import AnyBatchNorm
+from unitvar.running.undo import Undo, undoing
 
 __all__ = ["dropout_off", "evaluating", "in_mode"]
 
 
-@contextmanager
-def dropout_off(model: nn.Module) -> Iterator[nn.Module]:
+def dropout_off(model: nn.Module) -> AbstractContextManager[nn.Module]:
     """Switch off every stochastic layer, while batch norms keep their mode.
 
     Sets ``training = False`` on every module that is not a batch norm: all that follows ``self.training`` is off,
@@ -34,33 +35,37 @@ def dropout_off(model: nn.Module) -> Iterator[nn.Module]:
         >>> model[2].training
         True
     """
-    with _flags_set((module for module in model.modules() if not isinstance(module, AnyBatchNorm)), False):
-        yield model
+    return _dropout_off(model)
 
 
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[nn.Module]:
+@undoing(alone=True)
+def _dropout_off(undo: Undo, model: nn.Module) -> nn.Module:
+    _set_flags(undo, (module for module in model.modules() if not isinstance(module, AnyBatchNorm)), False)
+    return model
+
+
+@undoing()
+def evaluating(undo: Undo, model: nn.Module) -> nn.Module:
     """Switch every module to evaluation, batch norms too, and put each flag back."""
-    with _flags_set(model.modules(), False):
-        yield model
+    _set_flags(undo, model.modules(), False)
+    return model
 
 
-@contextmanager
-def in_mode(model: nn.Module, training: bool) -> Iterator[None]:
+@undoing()
+def in_mode(undo: Undo, model: nn.Module, training: bool) -> None:
     """Set every module's training flag, and put each back."""
-    with _flags_set(model.modules(), training):
-        yield
+    _set_flags(undo, model.modules(), training)
 
 
-@contextmanager
-def _flags_set(modules: Iterable[nn.Module], training: bool) -> Iterator[None]:
-    flags = [(module, module.training) for module in modules]
-    try:
-        for module, flag in flags:
-            if flag != training:
-                module.training = training
-        yield
-    finally:
-        for module, flag in flags:
-            if module.training != flag:
-                module.training = flag
+def _set_flags(undo: Undo, modules: Iterable[nn.Module], training: bool) -> None:
+    # A frozen TorchScript module has no flag.
+    flags = [(module, module.training) for module in modules if hasattr(module, "training")]
+    for module, flag in flags:
+        undo.add(partial(_set_flag, module, flag))
+    for module, _ in flags:
+        _set_flag(module, training)
+
+
+def _set_flag(module: nn.Module, flag: bool) -> None:
+    if module.training != flag:
+        module.training = flag

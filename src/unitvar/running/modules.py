@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
-from unitvar._torch import compiled_core
+from unitvar._torch import WRAPPERS, compiled_core
 from unitvar.running.switches import Switch
+from unitvar.running.undo import Undo, undoing
 
-__all__ = ["inner", "modules_tracked"]
+__all__ = ["hooks_removed", "inner", "modules_tracked", "parameters_by_name", "unwrapped"]
 
 
 def inner(model: nn.Module) -> nn.Module:
@@ -29,6 +28,21 @@ def inner(model: nn.Module) -> nn.Module:
         if core is None:
             return model
         model = core
+
+
+def unwrapped(name: str) -> str:
+    """Take out of a parameter's name what wrappers inside of the model have put there.
+
+    Example:
+        >>> unwrapped("layers.0._checkpoint_wrapped_module.weight")
+        'layers.0.weight'
+    """
+    return ".".join(part for part in name.split(".") if part not in WRAPPERS)
+
+
+def parameters_by_name(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Map the names of a model's parameters, without those of wrappers, to the parameters; a tied one counts once."""
+    return {unwrapped(name): parameter for name, parameter in model.named_parameters()}
 
 
 class _Paths:
@@ -50,30 +64,32 @@ class _Paths:
 _tracking: ContextVar[tuple[_Paths, ...]] = ContextVar("unitvar_tracking", default=())
 
 
-@contextmanager
-def modules_tracked(model: nn.Module) -> Iterator[list[str]]:
+@undoing()
+def modules_tracked(undo: Undo, model: nn.Module) -> list[str]:
     """Give a list whose last item is always the path of the module that this thread is running.
 
     The hooks are global, not the modules' own, so that those stay untouched. One pair serves all threads and all
     models; it is there as long as anything is tracked.
     """
     paths = _Paths(model)
-    with _HOOKS.held():
-        token = _tracking.set((*_tracking.get(), paths))
-        try:
-            yield paths.stack
-        finally:
-            _tracking.reset(token)
+    undo.enter(_HOOKS.held())
+    undo.add(lambda: _tracking.set(tuple(other for other in _tracking.get() if other is not paths)))
+    _tracking.set((*_tracking.get(), paths))
+    return paths.stack
 
 
-@contextmanager
-def _hooked() -> Iterator[None]:
-    handles = [register_module_forward_pre_hook(_enter), register_module_forward_hook(_leave, always_call=True)]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
+def hooks_removed(undo: Undo) -> list[Any]:
+    """Give a list for the handles of hooks, which are removed in the end."""
+    handles: list[Any] = []
+    undo.add(lambda: [handle.remove() for handle in handles])
+    return handles
+
+
+@undoing(alone=True)
+def _hooked(undo: Undo) -> None:
+    handles = hooks_removed(undo)
+    handles.append(register_module_forward_pre_hook(_enter))
+    handles.append(register_module_forward_hook(_leave, always_call=True))
 
 
 def _enter(module: nn.Module, inputs: Any) -> None:

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from unitvar.running.held import held, reachable
+from unitvar.running.undo import Undo, undoing
 
 __all__ = ["RandomState", "owned_generators", "random_state_kept", "same"]
 
@@ -44,17 +47,18 @@ class RandomState:
 
     def restore(self) -> None:
         """Put all states back."""
-        torch.set_rng_state(self.torch_cpu)
+        for step in self.steps():
+            step()
+
+    def steps(self) -> Iterator[Callable[[], object]]:
+        """Give what puts each generator back, one after the other."""
+        yield partial(torch.set_rng_state, self.torch_cpu)
         if self.accelerators:  # an accelerator first used in between keeps its state: there is none to go back to
-            torch.cuda.set_rng_state_all(self.accelerators)
-        random.setstate(self.python)  # type: ignore[arg-type]
+            yield partial(torch.cuda.set_rng_state_all, self.accelerators)
+        yield partial(random.setstate, self.python)  # type: ignore[arg-type]
         if self.numpy is not None:
-            sys.modules["numpy.random"].set_state(self.numpy)
-        for generator, state in self.owned:
-            if hasattr(generator, "bit_generator"):
-                generator.bit_generator.state = state
-            else:
-                (generator.setstate if isinstance(generator, random.Random) else generator.set_state)(state)
+            yield partial(sys.modules["numpy.random"].set_state, self.numpy)
+        yield from (partial(_set_state_of, generator, state) for generator, state in self.owned)
 
     def same_as(self, other: RandomState) -> bool:
         """Return True if nothing was drawn between the two readings."""
@@ -73,6 +77,13 @@ def _state_of(generator: Any) -> Any:
     return generator.getstate() if isinstance(generator, random.Random) else generator.get_state()
 
 
+def _set_state_of(generator: Any, state: Any) -> None:
+    if hasattr(generator, "bit_generator"):
+        generator.bit_generator.state = state
+    else:
+        (generator.setstate if isinstance(generator, random.Random) else generator.set_state)(state)
+
+
 def _plain(state: Any) -> object:
     """Turn a state into what == compares: arrays and tensors into bytes."""
     if isinstance(state, Tensor):
@@ -85,21 +96,22 @@ def _plain(state: Any) -> object:
 
 
 def owned_generators(model: nn.Module) -> list[Any]:
-    """Find the generators that modules hold as attributes: torch's, Python's and numpy's."""
+    """Find the generators that modules hold as attributes or in containers: torch's, Python's and numpy's."""
     found = sys.modules.get("numpy.random")
     kinds = (torch.Generator, random.Random, *((found.Generator, found.RandomState) if found else ()))
-    held = (value for module in model.modules() for value in vars(module).values() if isinstance(value, kinds))
-    return [generator for generator in held if not isinstance(generator, random.SystemRandom)]  # which has no state
+    every = (value for module in reachable(model) for value in held(module))
+    found_here = {id(value): value for value in every if isinstance(value, kinds)}
+    # SystemRandom has no state.
+    return [generator for generator in found_here.values() if not isinstance(generator, random.SystemRandom)]
 
 
-@contextmanager
-def random_state_kept(model: nn.Module) -> Iterator[RandomState]:
+@undoing()
+def random_state_kept(undo: Undo, model: nn.Module) -> RandomState:
     """Put every generator back where it was, however the block ends."""
     state = RandomState.read(owned_generators(model))
-    try:
-        yield state
-    finally:
-        state.restore()
+    for step in state.steps():
+        undo.add(step)
+    return state
 
 
 def same(a: object, b: object) -> bool:

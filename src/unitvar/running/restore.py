@@ -2,64 +2,91 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from unitvar._torch import is_lazy, own_buffers, storage_of, version_of
+from unitvar._torch import gradient_hooks, is_lazy, own_buffers, storage_of, tensor_hooks, version_of
+from unitvar.running.held import plain_tensors
+from unitvar.running.shards import is_sharded, local
+from unitvar.running.undo import Undo, undoing
 
-__all__ = ["buffers_kept", "data_kept", "memory_kept", "overwrite", "plain_kept", "values_kept"]
+__all__ = [
+    "buffers_kept",
+    "data_kept",
+    "flags_kept",
+    "keep",
+    "memory_kept",
+    "overwrite",
+    "parameters_kept",
+    "plain_kept",
+    "values_kept",
+]
 
 
-@contextmanager
-def buffers_kept(model: nn.Module) -> Iterator[None]:
+@undoing()
+def buffers_kept(undo: Undo, model: nn.Module) -> None:
     """Put every buffer back, the same tensor with the same bits, however the block ends."""
-    homes = [(module, dict(own_buffers(module))) for module in model.modules()]
-    copies = {
-        id(buffer): (buffer, buffer.detach().clone(), version_of(buffer))
-        for _, buffers in homes
-        for buffer in buffers.values()
-        if buffer is not None and not is_lazy(buffer)
-    }
-    try:
-        yield
-    finally:
-        for module, buffers in homes:
-            for name, buffer in buffers.items():
-                if own_buffers(module).get(name) is not buffer:
-                    own_buffers(module)[name] = buffer
-        for buffer, copy, version in copies.values():
-            # Writing only what changed spares buffers that cannot be written to.
-            if version_of(buffer) != version if buffer.layout != torch.strided else not _same_bits(buffer, copy):
-                overwrite(buffer, copy)
+    homes = [(own_buffers(module), name, b) for module in model.modules() for name, b in own_buffers(module).items()]
+    keep(undo, (buffer for _, _, buffer in homes if buffer is not None))
+    for table, name, buffer in homes:
+        undo.add(partial(_rebind, table, name, buffer))
+
+
+def _rebind(table: Any, name: str, buffer: Tensor | None) -> None:
+    # Not get(): the table of a TorchScript module has none.
+    if name not in table or table[name] is not buffer:
+        table[name] = buffer
+
+
+def keep(undo: Undo, tensors: Iterable[Tensor]) -> None:
+    """Have tensors put back, bit by bit; copied, whatever it costs: a write through ``.data`` leaves no other trace."""
+    for tensor in {id(t): t for t in tensors}.values():
+        if not is_lazy(tensor) and not tensor.is_meta:
+            undo.add(partial(_rewrite, tensor, tensor.detach().clone(), version_of(tensor)))
+
+
+def _rewrite(tensor: Tensor, copy: Tensor, version: int) -> None:
+    # Writing only what changed spares tensors that cannot be written to.
+    same = version_of(tensor) == version if tensor.layout != torch.strided else _same_bits(tensor, copy)
+    if not same:  # through .data: a graph of the user's that has saved the tensor finds it unchanged
+        overwrite(tensor.data if tensor.layout == torch.strided else tensor, copy)
 
 
 def overwrite(tensor: Tensor, value: Tensor) -> None:
     """Write values into a tensor, also into one that was made in inference mode."""
     with torch.inference_mode(tensor.is_inference()), torch.no_grad():
+        if tensor.layout == torch.strided:
+            for dim, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
+                if stride == 0 and size > 1:  # expanded: one place in memory, which torch does not write to many times
+                    tensor, value = tensor.narrow(dim, 0, 1), value.narrow(dim, 0, 1)
         tensor.copy_(value)
 
 
 def _same_bits(a: Tensor, b: Tensor) -> bool:
-    # Equal values with equal signs: -0.0 == 0.0.
-    return torch.equal(a, b) and (not a.is_floating_point() or torch.equal(a.signbit(), b.signbit()))
+    """Compare as bytes: -0.0 == 0.0, NaN != NaN, and not every dtype can be compared."""
+    return torch.equal(_bytes(a), _bytes(b))
 
 
-@contextmanager
-def memory_kept(tensors: Iterable[Tensor]) -> Iterator[None]:
+def _bytes(tensor: Tensor) -> Tensor:
+    return tensor.detach().resolve_conj().resolve_neg().contiguous().flatten().view(torch.uint8)
+
+
+@undoing()
+def memory_kept(undo: Undo, tensors: Iterable[Tensor]) -> None:
     """Put back the memory of tensors whose ``.data`` a forward assigns to, as one that limits its norms does."""
     with torch.inference_mode(False):
-        kept = [(t, t.data) for t in _solid(tensors)]
-    try:
-        yield
-    finally:
+        for tensor in _solid(tensors):
+            undo.add(partial(_reassign, tensor, tensor.data))
+
+
+def _reassign(tensor: Tensor, data: Tensor) -> None:
+    if _memory(tensor) != _memory(data):
         with torch.inference_mode(False):
-            for tensor, data in kept:
-                if _memory(tensor) != _memory(data):
-                    tensor.data = data
+            tensor.data = data
 
 
 def _solid(tensors: Iterable[Tensor]) -> list[Tensor]:
@@ -71,42 +98,64 @@ def _memory(tensor: Tensor) -> tuple[Any, ...]:
     return storage_of(tensor), tensor.dtype, tensor.shape, tensor.stride(), tensor.storage_offset()
 
 
-@contextmanager
-def values_kept(model: nn.Module) -> Iterator[None]:
+@undoing()
+def values_kept(undo: Undo, model: nn.Module) -> None:
     """Put parameters, buffers and plain tensor attributes back, bit by bit; needed where real tensors are run."""
-    with buffers_kept(model), plain_kept(model), _kept(_solid(model.parameters())), data_kept(model):
-        yield
+    undo.enter(buffers_kept(model))
+    undo.enter(plain_kept(model))
+    undo.enter(parameters_kept(model.parameters()))
+    undo.enter(data_kept(model))
 
 
-@contextmanager
-def plain_kept(model: nn.Module) -> Iterator[None]:
-    """Put tensors that are plain attributes back, bit by bit."""
-    with _kept(t for module in model.modules() for t in _plain_tensors(module)):
-        yield
+@undoing()
+def parameters_kept(undo: Undo, parameters: Iterable[Tensor]) -> None:
+    """Put parameters back, bit by bit; of a DTensor, this rank's shard."""
+    keep(undo, map(local, _solid(parameters)))
 
 
-@contextmanager
-def _kept(tensors: Iterable[Tensor]) -> Iterator[None]:
-    # Copies, whatever they cost: a write through .data, as to keep weights small, leaves no trace in _version.
-    copies = [(t, t.detach().clone()) for t in tensors]
-    try:
-        yield
-    finally:
-        with torch.no_grad():
-            for tensor, copy in copies:
-                if not torch.equal(tensor, copy):
-                    tensor.data.copy_(copy)
+@undoing()
+def plain_kept(undo: Undo, model: nn.Module) -> None:
+    """Put tensors that are plain attributes, or lie in containers among them, back, bit by bit."""
+    keep(undo, plain_tensors(model))
 
 
-@contextmanager
-def data_kept(model: nn.Module) -> Iterator[None]:
+@undoing()
+def data_kept(undo: Undo, model: nn.Module) -> None:
     """Put back the memory of parameters, buffers and plain tensor attributes whose ``.data`` a forward assigns to."""
-    plain = (t for module in model.modules() for t in _plain_tensors(module))
-    with memory_kept((*model.parameters(), *model.buffers(), *plain)):
-        yield
+    tensors = (*model.parameters(), *model.buffers(), *plain_tensors(model))
+    undo.enter(memory_kept(t for t in tensors if not is_sharded(t)))  # whose memory comes and goes
 
 
-def _plain_tensors(module: nn.Module) -> Iterator[Tensor]:
-    for value in vars(module).values():
-        if isinstance(value, Tensor) and not value.is_meta:
-            yield value
+@undoing()
+def flags_kept(undo: Undo, model: nn.Module) -> None:
+    """Put back of every parameter whether it requires a gradient, the gradient it has, and its hooks.
+
+    One step for all of them, since there are many and next to none of them changes. The numbers in a gradient are not
+    copied: a forward that writes to gradients in place is not undone.
+    """
+    kept = [
+        (p, p.requires_grad, p.grad, [_hooks(table(p)) for table in _TABLES]) for p in model.parameters() if p.is_leaf
+    ]
+    undo.add(partial(_reset_flags, kept))
+
+
+Hooks = tuple[Any, dict[int, Any]]  # a table, and what was in it
+
+_TABLES = (tensor_hooks, gradient_hooks)
+
+
+def _hooks(table: Any) -> Hooks:
+    return table, dict(table or ())
+
+
+def _reset_flags(kept: Iterable[tuple[Tensor, bool, Tensor | None, list[Hooks]]]) -> None:
+    for parameter, requires_grad, grad, tables in kept:
+        if parameter.requires_grad != requires_grad:
+            parameter.requires_grad_(requires_grad)
+        if parameter.grad is not grad:
+            parameter.grad = grad
+        for find, (before, hooks) in zip(_TABLES, tables, strict=True):
+            table = find(parameter) if before is None else before
+            if table is not None and list(table) != list(hooks):
+                table.clear()
+                table.update(hooks)

@@ -9,14 +9,23 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import partial
 
 import torch
 
-from unitvar._torch import FAKE_LOGGER, may_compile, mkldnn_enabled, set_mkldnn_enabled
+from unitvar._torch import (
+    FAKE_LOGGER,
+    cudnn_enabled,
+    may_compile,
+    mkldnn_enabled,
+    set_cudnn_enabled,
+    set_mkldnn_enabled,
+)
+from unitvar.running.undo import Undo, undoing
 
-__all__ = ["Switch", "attention_in_parts", "recurrences_in_steps", "uncompiled", "without_fake_logs"]
+__all__ = ["Switch", "attention_in_parts", "recurrences_in_steps", "stay_uncompiled", "uncompiled", "without_fake_logs"]
 
 
 class Switch:
@@ -44,55 +53,63 @@ class Switch:
     def __init__(self, setting: Callable[[], AbstractContextManager[object]]) -> None:
         self._setting = setting
         self._lock = threading.Lock()
-        self._holders = 0
-        self._open = ExitStack()
+        self._holders: set[object] = set()
+        self._open: AbstractContextManager[object] | None = None
 
-    @contextmanager
-    def held(self) -> Iterator[None]:
+    def held(self) -> AbstractContextManager[None]:
         """Keep the setting changed for the length of a block."""
+        return _held(self)
+
+    def hold(self, undo: Undo) -> None:
+        """Keep the setting changed until an Undo puts it back."""
+        holder = object()  # nobody else's: to release it twice does no harm
+        undo.add(lambda: self._release(holder))
+        self._hold(holder)
+
+    def _hold(self, holder: object) -> None:
         with self._lock:
-            if not self._holders:
-                self._open.enter_context(self._setting())
-            self._holders += 1
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._holders -= 1
-                if not self._holders:
-                    self._open.close()
+            self._holders.add(holder)
+            if self._open is None:
+                self._open = self._setting()
+                try:
+                    self._open.__enter__()
+                except BaseException:
+                    self._open = None
+                    raise
+
+    def _release(self, holder: object) -> None:
+        with self._lock:
+            self._holders.discard(holder)
+            if not self._holders and self._open is not None:
+                self._open.__exit__(None, None, None)
+                self._open = None
 
 
-@contextmanager
-def _fast_path_off() -> Iterator[None]:
-    before = torch.backends.mha.get_fastpath_enabled()
+@undoing()
+def _held(undo: Undo, switch: Switch) -> None:
+    switch.hold(undo)
+
+
+# The settings stand for themselves: the last holder, who leaves them, may be of another thread than the first.
+@undoing(alone=True)
+def _fast_path_off(undo: Undo) -> None:
+    undo.add(partial(torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled()))
     torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(before)
 
 
-@contextmanager
-def _fused_off() -> Iterator[None]:
-    before = mkldnn_enabled(), torch.backends.cudnn.enabled
+@undoing(alone=True)
+def _fused_off(undo: Undo) -> None:
+    undo.add(partial(set_mkldnn_enabled, mkldnn_enabled()))
+    undo.add(partial(set_cudnn_enabled, cudnn_enabled()))
     set_mkldnn_enabled(False)
-    torch.backends.cudnn.enabled = False
-    try:
-        yield
-    finally:
-        set_mkldnn_enabled(before[0])
-        torch.backends.cudnn.enabled = before[1]
+    set_cudnn_enabled(False)
 
 
-@contextmanager
-def _logger_off() -> Iterator[None]:
+@undoing(alone=True)
+def _logger_off(undo: Undo) -> None:
     logger = logging.getLogger(FAKE_LOGGER)
-    before, logger.disabled = logger.disabled, True
-    try:
-        yield
-    finally:
-        logger.disabled = before
+    undo.add(partial(setattr, logger, "disabled", logger.disabled))
+    logger.disabled = True
 
 
 _FAST_PATH = Switch(_fast_path_off)
@@ -116,11 +133,13 @@ def without_fake_logs() -> AbstractContextManager[None]:
     return _LOGGER.held()
 
 
-@contextmanager
-def uncompiled() -> Iterator[None]:
+@undoing()
+def uncompiled(undo: Undo) -> None:
     """Run compiled modules as they were written: compiled code would skip whoever looks on."""
-    if not may_compile():
-        yield
-        return
-    with _EAGER.held():
-        yield
+    stay_uncompiled(undo)
+
+
+def stay_uncompiled(undo: Undo) -> None:
+    """Do what :func:`uncompiled` does until an Undo puts it back."""
+    if may_compile():
+        _EAGER.hold(undo)

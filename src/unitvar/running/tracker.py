@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from unitvar._torch import is_lazy, storage_of
+from unitvar.running.shards import local
 
 __all__ = ["ParameterTracker", "View"]
 
@@ -49,7 +50,8 @@ class ParameterTracker:
     """Name the parameter behind a tensor.
 
     A view is known by its storage, and by its offset where several parameters share one. What an op computes from
-    parameters alone, such as a cast or a normalised weight, is known once :meth:`derive` was told of it.
+    parameters alone, such as a cast or a normalised weight, is known once :meth:`derive` was told of it. A DTensor is
+    known by the shard that this rank has of it.
 
     Args:
         named: names and tensors to follow, as from ``model.named_parameters()``.
@@ -81,13 +83,15 @@ class ParameterTracker:
         """
         if is_lazy(tensor):
             return
-        start = _offset(tensor)
-        self._owned.setdefault(storage_of(tensor), []).append(_Owned(start, start + _reach(tensor), name))
         if name:
             self._sizes[name] = tensor.numel()
+        tensor = local(tensor)
+        start = _offset(tensor)
+        self._owned.setdefault(storage_of(tensor), []).append(_Owned(start, start + _reach(tensor), name))
 
     def owner(self, tensor: Tensor) -> str | None:
         """Name the parameter that a tensor is a view of or was computed from; None if there is none."""
+        tensor = local(tensor)
         storage = storage_of(tensor)
         owned = self._owned.get(storage)
         if owned is None:
@@ -105,7 +109,7 @@ class ParameterTracker:
         """Follow what was computed from followed tensors alone, under the name of the largest parameter among them."""
         source = max(sources, key=lambda t: self._sizes[self.owner(t) or ""])
         for tensor in made:
-            storage = storage_of(tensor)
+            storage = storage_of(local(tensor))
             if storage not in self._owned:
                 self._made[storage] = _Made(tensor, source, self.owner(source) or "")
 

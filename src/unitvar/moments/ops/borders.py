@@ -50,7 +50,7 @@ def _pad_word(x: Any, amounts: Sequence[int], *_: Any) -> str:
     return "" if not any(amounts) else "crop" if all(a <= 0 for a in amounts) else "pad"
 
 
-@builtin("pad", "constant_pad_nd", word=_pad_word, gradient=_pad_gradient)
+@builtin("pad", "constant_pad_nd", word=_pad_word, carries=True, gradient=_pad_gradient)
 def pad(x: Signal, amounts: Sequence[int], mode: Any = "constant", value: Any = 0.0) -> Signal:
     shape, share = _padded(x, amounts)
     if isinstance(mode, str) and mode != "constant":

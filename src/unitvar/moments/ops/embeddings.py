@@ -15,15 +15,25 @@ __all__: list[str] = []
 _ROWS = Correlation(masks=1.0)  # other tokens have other rows; masks do not change them
 
 
-@builtin("embedding", word="embedding", embeds=True)
+def _row(weight: Any, indices: Any, padding: int = -1, *_: Any) -> int | None:
+    return padding if padding >= 0 else None
+
+
+def _row_of_bags(*args: Any) -> int | None:
+    return args[8] if len(args) > 8 and args[8] is not None and args[8] >= 0 else None
+
+
+@builtin("embedding", word="embedding", embeds=True, padding=_row)
 def embedding(weight: Signal, indices: Signal, *_: Any) -> Signal:
     shape = (*indices.shape, weight.shape[-1])
-    # The same indices in every example, as of positions, are the same rows.
-    alike = _ROWS._replace(examples=1.0) if indices.alike.examples == 1.0 else _ROWS
-    return Signal(weight.mean, weight.second, shape, correlation=alike)
+    if indices.alike.examples != 1.0:
+        return Signal(weight.mean, weight.second, shape, correlation=_ROWS)
+    # The same indices in every example, as of positions, are the same rows; a list of them counts positions.
+    axes = "pf" if len(shape) == 2 else ""
+    return Signal(weight.mean, weight.second, shape, axes=axes, correlation=_ROWS._replace(examples=1.0))
 
 
-@builtin("embedding_bag", "_embedding_bag", word="embedding", embeds=True, call=True)
+@builtin("embedding_bag", "_embedding_bag", word="embedding", embeds=True, padding=_row_of_bags, call=True)
 def embedding_bag(call: Call) -> tuple[Signal, ...]:
     """Sum, average or take the largest of the rows of a bag; with weights of its own for each row, sum."""
     weight, indices, offsets = call.args[:3]

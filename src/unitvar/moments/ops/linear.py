@@ -78,11 +78,13 @@ def matmul_gradient(g: Signal, a: Signal, b: Signal) -> tuple[Signal, Signal]:
 
 @builtin(
     "matmul", "mm", "bmm", "mv", "dot", weights=(0, 1), connect=_matmul_connection,
-    units=lambda p: -2 if p == 0 else -1, word="matmul", backward=_matmul_backward, gradient=matmul_gradient,
+    units=lambda p: -2 if p == 0 else -1, product=True, word="matmul", backward=_matmul_backward,
+    gradient=matmul_gradient,
 )  # fmt: skip
 def matmul(a: Signal, b: Signal) -> Signal:
     """Multiply matrices."""
     shape = matmul_shape(a.shape, b.shape)
+    a = _with_rows(a, b)
     over = [(len(a.shape) - 1, max(0, len(b.shape) - 2))]
     rows = a.axes[:-1] if len(a.shape) >= len(b.shape) else b.axes[:-2] + a.axes[-2:-1]
     if len(b.shape) == 1 or not shape:
@@ -93,6 +95,24 @@ def matmul(a: Signal, b: Signal) -> Signal:
     axes = (rows + label)[-len(shape) :]
     out = contracted(a, b, over, shape, axes, free if label == "f" else None)
     return out.like(width=_width(b), terms=a.shape[-1]) if both else out
+
+
+def _with_rows(a: Signal, b: Signal) -> Signal:
+    """Take features for positions where positions are summed over: both rows and columns may then be averaged over.
+
+    So the queries of a linear layer, softmax(W xᵀ) v, and the features of keys in linear attention, φ(k)ᵀ v, may share
+    what all positions of v have in common.
+    """
+    if a.axes[-2:] != "fp" or "p" in a.axes[:-2] or b.axes[-2:] != "pf":
+        return a
+    return _turned(a, (len(a.shape) - 2,), len(a.shape) - 1)
+
+
+def _turned(a: Signal, rows: Sequence[int], column: int) -> Signal:
+    """Name some features positions, and the positions of a column features."""
+    names = ["p" if d in rows else "f" if d == column else c for d, c in enumerate(a.axes)]
+    alike = a.alike._replace(features=a.alike.positions).with_positions(a.alike.features)
+    return a.like(axes="".join(names), correlation=alike, total=a.total, tilt=a.tilt)
 
 
 def _width(keys: Signal) -> float:
@@ -110,7 +130,7 @@ def _addmm_backward(c: Signal, a: Signal, b: Signal, *_: Any) -> tuple[float, ..
 
 @builtin(
     "addmm", "baddbmm", "addmv", weights=(1, 2), connect=_matmul_connection,
-    units=lambda p: -2 if p == 1 else -1, bias=0, word="matmul", backward=_addmm_backward,
+    units=lambda p: -2 if p == 1 else -1, product=True, bias=0, word="matmul", backward=_addmm_backward,
 )  # fmt: skip
 def addmm(bias: Signal, a: Signal, b: Signal, beta: float = 1, alpha: float = 1) -> Signal:
     product = matmul(a, b).scaled(alpha)
@@ -169,7 +189,7 @@ def _einsum_gradient(g: Signal, equation: str, tensors: Sequence[Signal], *_: An
     return tuple(found)
 
 
-@builtin("einsum", weights=(1,), connect=_einsum_connection, word="einsum", gradient=_einsum_gradient)
+@builtin("einsum", weights=(1,), product=True, connect=_einsum_connection, word="einsum", gradient=_einsum_gradient)
 def einsum(equation: str, tensors: Sequence[Signal], *_: Any) -> Signal:
     terms, right = _letters(equation, [t.shape for t in tensors])
     out, letters = tensors[0], terms[0]
@@ -202,6 +222,10 @@ def _product(a: Signal, first: str, b: Signal, second: str, later: str) -> tuple
     letters = "".join(left + free)
     size = dict(zip(second, b.shape, strict=True)) | dict(zip(first, a.shape, strict=True))
     shape = tuple(size[c] for c in letters)
+    own = [first.index(c) for c in left if c not in second and a.axes[first.index(c)] == "f"]
+    positions = len(over) == 1 and a.axes[over[0][0]] == b.axes[over[0][1]] == "p"
+    if positions and own and free and all(a.axes[first.index(c)] != "p" for c in left):
+        a = _turned(a, own, over[0][0])  # as in a product of matrices
     rows = "".join(a.axes[first.index(c)] for c in left)
     at = second.index(free[-1]) if free else None
     label = "" if at is None else b.axes[at]

@@ -37,7 +37,7 @@ def _gradient(g: Any, call: Call) -> tuple[Signal | None, ...]:
     return tuple(gathered(out.like(second=out.second * share), a) if a is kept else None for a in operands)
 
 
-@builtin("masked_fill", call=True, word="", gradient=_gradient)
+@builtin("masked_fill", call=True, carries=True, word="", gradient=_gradient)
 def masked_fill(call: Call) -> Signal | None:
     scores, mask, filled = call.args[:3]
     if _level(filled) > LOWEST:

@@ -37,26 +37,27 @@ def dropped(x: Signal, keep: float, shared: frozenset[str] = _ELEMENTS) -> Signa
         return x
     path = replace(x.path, keep=x.path.keep * keep)
     if (x.law is None and x.total is not None) or math.prod(len(a.nodes) for a in x.field.noises) * 2 > MOST:
-        # By moments: a mask of its own for each element leaves what two of them share.
-        pairs = {k: x.pair(k) / (keep if k in shared else 1.0) for k in x.alike._fields}
-        return x.related(pairs, second=x.second / keep, path=path)
+        return x.related(_masked_pairs(x, keep, shared), second=x.second / keep, path=path)
     field = x.field
     axis = bernoulli(keep, shared)
     with torch.enable_grad():
         values = field.values.unsqueeze(-2) * (axis.nodes / keep).unsqueeze(-1)
     law = Field(values, (*field.noises, axis), field.large)
     mean, second = x.mean, x.second / keep
-    return replace(
-        x, mean=mean, second=second, law=law, correlation=law.correlation(mean, second), path=path, origin=None
-    )
+    alike = x.related(_masked_pairs(x, keep, shared), mean=mean, second=second).correlation
+    return replace(x, mean=mean, second=second, law=law, correlation=alike, path=path, origin=None)
+
+
+def _masked_pairs(x: Signal, keep: float, shared: frozenset[str]) -> dict[str, float]:
+    """Return E x_1 x_2 under a mask: one of its own for each element leaves what two of them share."""
+    return {k: x.pair(k) / (keep if k in shared else 1.0) for k in x.alike._fields}
 
 
 def dropped_gradient(g: Signal, keep: float, shared: frozenset[str] = _ELEMENTS) -> Signal:
     """Multiply a gradient by the mask."""
     if keep >= 1 or keep <= 0:
         return g if keep >= 1 else g.like(second=0.0)
-    pairs = {k: g.pair(k) / (keep if k in shared else 1.0) for k in g.alike._fields}
-    return g.related(pairs, second=g.second / keep)
+    return g.related(_masked_pairs(g, keep, shared), second=g.second / keep)
 
 
 def _word(kind: str) -> Any:
@@ -80,12 +81,16 @@ def _dropout(shared: frozenset[str]) -> tuple[Any, Any]:
     return forward, gradient
 
 
+def _undropped(x: Signal, *_: Any) -> tuple[Signal, Signal]:
+    return x, Signal(1.0, 1.0, x.shape)
+
+
 for _names, _shared, _kind in (
     (("dropout", "native_dropout", "_fused_dropout"), _ELEMENTS, ""),
     (("feature_dropout",), _CHANNELS, "feature "),
 ):
     _forward, _gradient = _dropout(_shared)
-    builtin(*_names, word=_word(_kind), gradient=_gradient)(_forward)
+    builtin(*_names, word=_word(_kind), carries=True, quiet=_undropped, gradient=_gradient)(_forward)
 
 
 def _alpha_slope(x: Signal, p: float, train: bool) -> float:
@@ -93,7 +98,10 @@ def _alpha_slope(x: Signal, p: float, train: bool) -> float:
     return 1 / (1 + 1.7580993408473766**2 * (1 - keep)) if keep > 0 else 0.0
 
 
-@builtin("alpha_dropout", "feature_alpha_dropout", word=_word("alpha "), backward=_alpha_slope)
+@builtin(
+    "alpha_dropout", "feature_alpha_dropout", word=_word("alpha "), carries=True, quiet=lambda x, *_: x,
+    backward=_alpha_slope,
+)  # fmt: skip
 def alpha_dropout(x: Signal, p: float, train: bool) -> Signal:
     """Set dropped elements to SELU's negative limit; a and b restore mean 0 and variance 1 of such a signal."""
     if not train or p == 0:
@@ -130,11 +138,15 @@ def _noise(call: Call, axis: Axis) -> Signal:
     return replace(made, correlation=field.correlation(mean, second))
 
 
-@builtin("bernoulli", call=True, word="")
-def bernoulli_(call: Call) -> Signal:
+def _keep(call: Call) -> float:
     numbers = _numbers(call)
     keep = numbers[0] if numbers else float(call.args[0].mean) if isinstance(call.args[0], Signal) else 0.5
-    return _noise(call, bernoulli(min(1.0, max(0.0, keep)), met_together(call.shapes[0])))
+    return min(1.0, max(0.0, keep))
+
+
+@builtin("bernoulli", call=True, word="", quiet=lambda call: _level(call.shapes[0], _keep(call)))
+def bernoulli_(call: Call) -> Signal:
+    return _noise(call, bernoulli(_keep(call), met_together(call.shapes[0])))
 
 
 @builtin("rand", "rand_like", "uniform", call=True, word="")

@@ -6,7 +6,10 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from torch import Tensor
+
 from unitvar.moments.correlation import CONSTANT, KINDS, Correlation
+from unitvar.moments.joint import Joint, Operand
 from unitvar.moments.rule import builtin
 from unitvar.moments.signal import Signal
 
@@ -42,6 +45,13 @@ def _remembered(x: Signal, made: Signal, factor: float, plain: bool) -> dict[str
     kept: dict[str, Any] = {"profile": made.profile}
     if plain:
         kept["sum_of"] = tuple((factor * f, term) for f, term in x.sum_of or ((1.0, x),))
+        x_mean = x.mean
+
+        def function(values: Sequence[Tensor]) -> Tensor:
+            return factor * (values[0] - x_mean) + made.mean
+
+        alike = x.alike if x.law is None or x.law.large is None else x.law.large.correlation
+        kept["joint"] = Joint.of(function, [Operand.of(x.field, alike, x.shape, x.turn)], x.shape, linear=True)
     return kept
 
 
@@ -86,7 +96,14 @@ def _batch_gradient(
     return (g.like(second=second, parts=parts),)
 
 
-@builtin("batch_norm", word="batchnorm", resets=True, normalises=True, gradient=_batch_gradient)
+def _batch_variance(x: Signal, weight: Any, bias: Any, mean: Any, var: Any, training: bool, *_: Any) -> float | None:
+    return max(0.0, x.second - _in_batch(x)) if _by_batch(mean, var, training) else None
+
+
+@builtin(
+    "batch_norm", word="batchnorm", resets=True, carries=True, normalises=True, variance=_batch_variance,
+    gradient=_batch_gradient,
+)  # fmt: skip
 def batch_norm(
     x: Signal, weight: Any, bias: Any, mean: Any, var: Any, training: bool, momentum: Any, eps: float, *_: Any
 ) -> Signal:
@@ -106,7 +123,7 @@ def batch_norm(
 
 @builtin(
     "native_batch_norm", "_native_batch_norm_legit", "cudnn_batch_norm", "miopen_batch_norm", word="batchnorm",
-    resets=True, normalises=True, gradient=_batch_gradient,
+    resets=True, carries=True, normalises=True, variance=_batch_variance, gradient=_batch_gradient,
 )  # fmt: skip
 def native_batch_norm(
     x: Signal, weight: Any, bias: Any, mean: Any, var: Any, training: bool, momentum: Any, eps: float
@@ -134,13 +151,13 @@ def _layer_slope(x: Signal, shape: Any, weight: Any = None, bias: Any = None, ep
     return (weight.second if isinstance(weight, Signal) else 1.0) / max(x.second - gone.second + eps, 1e-30)
 
 
-@builtin("layer_norm", word="layernorm", resets=True, backward=_layer_slope, mixes=_named)
+@builtin("layer_norm", word="layernorm", resets=True, carries=True, backward=_layer_slope, mixes=_named)
 def layer_norm(x: Signal, shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5, *_: Any) -> Signal:
     gone = _within(x, range(len(x.shape) - len(shape), len(x.shape)))
     return _affine(x, weight, bias, eps, gone, profile=None)
 
 
-@builtin("native_layer_norm", word="layernorm", resets=True, backward=_layer_slope)
+@builtin("native_layer_norm", word="layernorm", resets=True, carries=True, backward=_layer_slope)
 def native_layer_norm(x: Signal, shape: Any, weight: Any, bias: Any, eps: float) -> tuple[Signal, Signal, Signal]:
     return layer_norm(x, shape, weight, bias, eps), Signal(x.mean, x.second), Signal(1.0, 1.0)
 
@@ -161,7 +178,7 @@ def _group_slope(x: Signal, groups: int, weight: Any = None, bias: Any = None, e
     )
 
 
-@builtin("group_norm", word="groupnorm", resets=True, backward=_group_slope)
+@builtin("group_norm", word="groupnorm", resets=True, carries=True, backward=_group_slope)
 def group_norm(x: Signal, groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5, *_: Any) -> Signal:
     # With one channel a group this is an instance norm, which also takes away what positions share.
     return _affine(x, weight, bias, eps, _grouped(x, groups))
@@ -173,7 +190,7 @@ def _instance_slope(
     return _group_slope(x, x.shape[1], weight, bias, eps)
 
 
-@builtin("instance_norm", word="instancenorm", resets=True, backward=_instance_slope)
+@builtin("instance_norm", word="instancenorm", resets=True, carries=True, backward=_instance_slope)
 def instance_norm(
     x: Signal, weight: Any, bias: Any, mean: Any, var: Any, use: bool, momentum: Any, eps: float, *_: Any
 ) -> Signal:
@@ -186,7 +203,7 @@ def _rms_slope(x: Signal, shape: Any, weight: Any = None, eps: Any = None) -> fl
     return (weight.second if isinstance(weight, Signal) else 1.0) / max(x.second + (eps or 1e-7), 1e-30)
 
 
-@builtin("rms_norm", word="rmsnorm", resets=True, backward=_rms_slope)
+@builtin("rms_norm", word="rmsnorm", resets=True, carries=True, backward=_rms_slope)
 def rms_norm(x: Signal, shape: Any, weight: Any = None, eps: Any = None) -> Signal:
     factor = 1 / math.sqrt(x.second + (eps or 1e-7)) if x.second > 0 else 0.0
     scale = math.sqrt(weight.second) if isinstance(weight, Signal) else 1.0

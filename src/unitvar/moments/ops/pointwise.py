@@ -13,14 +13,16 @@ from torch import Tensor
 
 from unitvar._torch import schema_of
 from unitvar.moments.axes import features_in
-from unitvar.moments.combine import added, broadcast, centred, joined_axes, multiplied
-from unitvar.moments.correlation import KINDS
-from unitvar.moments.law import Axis, Field, constant, quantiles
+from unitvar.moments.combine import broadcast, joined_axes
+from unitvar.moments.joint import described
+from unitvar.moments.law import Axis, Field, quantiles
+from unitvar.moments.ops.arithmetic import PRODUCTS, SUMS, arithmetic_gradient, combined, is_sum, main
+from unitvar.moments.ops.expressions import drawn, expression, remembered
 from unitvar.moments.ops.fine import finer_moments, is_plain
 from unitvar.moments.ops.noise import MOST
-from unitvar.moments.ops.views import gathered, picked
+from unitvar.moments.ops.views import picked
 from unitvar.moments.rule import Call, Rule
-from unitvar.moments.signal import Origin, Path, Signal, least_seen
+from unitvar.moments.signal import Origin, Signal, least_seen
 
 __all__ = ["POINTWISE", "is_sum", "replayed"]
 
@@ -28,16 +30,7 @@ __all__ = ["POINTWISE", "is_sum", "replayed"]
 _UNUSED = {"dtype", "layout", "device", "pin_memory", "memory_format"}
 _LOGICAL = ("aten.bitwise", "aten.logical", "aten.__")
 _MASKS = {"aten.where": 0, "aten.masked_fill": 1}  # name → which argument is a mask
-_SUMS = {"aten.add": 1.0, "aten.sub": -1.0, "aten.subtract": -1.0}
-_PRODUCTS = {"aten.mul", "aten.multiply"}
-_QUOTIENTS = {"aten.div", "aten.divide", "aten.true_divide"}
-_TERMS = 32  # of a sum that are remembered
 _COARSE = 32  # nodes of a law that had to be taken for noise
-
-
-def is_sum(name: str) -> bool:
-    """Return True if an op adds its first two arguments."""
-    return name == "aten.add"
 
 
 def replayed(call: Call) -> Signal | None:
@@ -49,11 +42,15 @@ def replayed(call: Call) -> Signal | None:
     if not operands:
         return None
     shape = call.shapes[0]
-    combined = _combined(call, operands, shape)
-    if combined is not None:
-        return combined
+    made = combined(call, operands, shape)
+    if made is not None:
+        plain = call.name in SUMS or call.name in PRODUCTS
+        return remembered(made, expression(call, operands, _called), plain=plain)
     fields = [x.field for x in operands]
     if len({id(f.large.key) for f in fields if f.large is not None}) > 1:
+        made = drawn(call, operands, expression(call, operands, _called))
+        if made is not None:
+            return made
         fields = [_compressed(f) for f in fields]
     large = next((f.large for f in fields if f.large is not None), None)
     noises: list[Axis] = []
@@ -179,32 +176,27 @@ def _tidied(field: Field) -> Field:
     return field
 
 
-def _main(operands: list[Signal]) -> Signal:
-    """Choose the operand whose path tells most: the deepest, then the one nearest to its weight."""
-    return max(operands, key=lambda x: x.path.rank)
-
-
 def _finished(call: Call, operands: list[Signal], law: Field, shape: tuple[int, ...]) -> Signal:
-    main = _main(operands)
-    mean, second = law.moments()
-    keep = main.path.keep
-    own = {id(a.key) for a in (main.law.noises if main.law is not None else ())}
+    first = main(operands)
+    mean, second, alike = described(law)
+    keep = first.path.keep
+    own = {id(a.key) for a in (first.law.noises if first.law is not None else ())}
     for axis in law.noises:  # a mask that was multiplied in by hand
         keep *= axis.keep if id(axis.key) not in own and axis.keep < 1 else 1.0
     word = "." + call.name.partition(".")[2].strip("_")
-    path = replace(main.path, words=(*main.path.words, word), keep=keep)
+    path = replace(first.path, words=(*first.path.words, word), keep=keep)
     axes = joined_axes(operands, shape)
     profile = next((x.profile for x in operands if x.profile is not None and x.shape == shape), None)
     made = Signal(
-        mean, second, shape, axes=axes, law=law, path=path, profile=profile, inside=main.inside, turn=main.turn,
+        mean, second, shape, axes=axes, law=law, path=path, profile=profile, inside=first.inside, turn=first.turn,
         seen=least_seen(*(x.seen for x in operands)), width=max(x.width for x in operands),
         terms=max(x.terms for x in operands),
     )  # fmt: skip
-    made = replace(made, correlation=law.correlation(mean, second), statistic=_statistic(operands, law))
-    if main.rank:  # what is not linear in it decorrelates features
+    made = replace(made, correlation=alike, statistic=_statistic(operands, law))
+    if first.rank:  # what is not linear in it decorrelates features
         n = float(features_in(made.inside))
         share = law.linear_share(made.var) ** 2
-        made = replace(made, rank=1 / (1 / n + share * max(0.0, 1 / main.participating - 1 / n)))
+        made = replace(made, rank=1 / (1 / n + share * max(0.0, 1 / first.participating - 1 / n)))
     return _spread(made, operands, shape, axes) if law.large is None else made
 
 
@@ -235,179 +227,5 @@ def _spread(made: Signal, operands: list[Signal], shape: tuple[int, ...], axes: 
     )
 
 
-def _combined(call: Call, operands: list[Signal], shape: tuple[int, ...]) -> Signal | None:
-    """Combine operands of different origin by their moments, and sums, which have no law of one Gaussian."""
-    numbers = [a for a in call.args if isinstance(a, (int, float)) and not isinstance(a, bool)]
-    name = call.name
-    if len(operands) == 1 and operands[0].law is None and operands[0].total is not None and numbers:
-        factor = numbers[0] if name in _PRODUCTS else 1 / numbers[0] if name in _QUOTIENTS and numbers[0] else 0.0
-        return operands[0].scaled(factor, path=operands[0].path) if factor else None
-    if len(operands) != 2 or not all(isinstance(a, Signal) for a in call.args[:2]):
-        return None
-    a, b = operands
-    if name in _PRODUCTS or name in _QUOTIENTS:
-        a, b = _number_for_statistic(a), _number_for_statistic(b)
-        regrouped = _regrouped(call, a, b, shape) or _by_own_term(call, a, b, shape)
-        if regrouped is not None:
-            return regrouped
-    fields = a.field, b.field
-    keys = {id(f.large.key) for f in fields if f.large is not None}
-    states = math.prod(len(x.nodes) for f in fields for x in f.noises)
-    simplex = a.total is not None or b.total is not None
-    if len(keys) < 2 and states <= MOST and not simplex and a is operands[0] and b is operands[1]:
-        return None
-    if name in _SUMS:
-        alpha = call.args[2] if len(call.args) > 2 and isinstance(call.args[2], (int, float)) else 1
-        own = b.average_of is not None and b.average_of is a.origin and _SUMS[name] * alpha == -1
-        if own:
-            made, word = centred(a, b, shape), "centre"
-        else:
-            made, word = _sum(a, b, _SUMS[name] * alpha, shape), "add"
-    elif name in _PRODUCTS:
-        made, word = multiplied(a, b, shape), "mul"
-        made = made.like(total=_kept_total(a, b, shape), factors=(a, b) if len(keys) > 1 else ())
-    elif name in _QUOTIENTS and len(call.args) == 2:
-        inverse = _inverse(b)
-        if inverse is None:
-            return None
-        made, word = multiplied(a, inverse, shape), "div"
-    else:
-        return None
-    main = _main(operands)
-    seen = least_seen(a.seen, b.seen)
-    profile = next((x.profile for x in operands if x.profile is not None and x.shape == shape), None)
-    scores = {"width": max(a.width, b.width), "terms": max(a.terms, b.terms)}
-    path = main.path.then(word)
-    kept = {"factors": made.factors, "sum_of": made.sum_of}
-    return made.like(path=path, seen=seen, profile=profile, **kept, **scores)
-
-
-def _sum(a: Signal, b: Signal, alpha: float, shape: tuple[int, ...]) -> Signal:
-    """Add two tensors; terms that both have in common, as a stream that is added again, add up before squaring."""
-    for product, other, one, two in ((a, b, 1.0, alpha), (b, a, alpha, 1.0)):
-        for i, common in enumerate(product.factors):
-            if common.origin is not None and common.origin is other.origin:  # x y + x is x (y + 1)
-                rest = product.factors[1 - i].scaled(one)
-                mean = rest.mean + two
-                more = rest.related(
-                    {k: rest.pair(k) + 2 * two * rest.mean + two**2 for k in KINDS},
-                    mean=mean, second=rest.second + 2 * two * rest.mean + two**2,
-                )  # fmt: skip
-                return multiplied(common, more, shape)
-    terms: dict[tuple[int, tuple[int, ...]], tuple[float, Signal]] = {}
-    again = False
-    for sign, x in ((1.0, a), (alpha, b)):
-        for factor, term in x.sum_of or ((1.0, x),):
-            key = id(term.origin), term.turn
-            again |= key in terms
-            terms[key] = sign * factor + (terms[key][0] if key in terms else 0.0), term
-    if again:
-        made, *later = [term.scaled(factor, path=term.path) for factor, term in terms.values()]
-        for term in later:
-            made = added(made, term, shape)
-        off = a.mean + alpha * b.mean - made.mean  # a norm between has taken means away
-        pairs = {k: made.pair(k) + 2 * off * made.mean + off**2 for k in KINDS}
-        second = max((made.mean + off) ** 2, made.second + 2 * off * made.mean + off**2)
-        made = made.related(pairs, mean=made.mean + off, second=second, shape=shape)
-    else:
-        made = added(a, b.scaled(alpha, path=b.path), shape)
-    va, vb = a.var, b.var * alpha**2
-    rank = (va + vb) ** 2 / (va**2 / a.participating + vb**2 / b.participating) if va + vb > 0 else 0.0
-    return made.like(sum_of=tuple(terms.values()) if len(terms) <= _TERMS else (), rank=rank)
-
-
-def _number_for_statistic(x: Signal) -> Signal:
-    """Take a statistic of many elements for the number that it nearly is.
-
-    What it normalises has, then, just the size that it is normalised to; independent of it, it would not.
-    """
-    if not x.statistic:
-        return x
-    return x.like(mean=x.statistic, second=x.statistic**2, law=constant(x.statistic))
-
-
-def _by_own_term(call: Call, a: Signal, b: Signal, shape: tuple[int, ...]) -> Signal | None:
-    """Multiply a sum by one of its terms: (c t + r) t has c² E t⁴ + 2 c E t³ E r + E t² E r²."""
-    if call.name not in _PRODUCTS:
-        return None
-    for whole, t in ((a, b), (b, a)):
-        found = [c for c, term in whole.sum_of if term.origin is not None and term.origin is t.origin]
-        if len(found) != 1 or len(whole.sum_of) < 2:
-            continue
-        c, field = found[0], t.field
-        v = field.full.detach()
-        third, fourth = float(field.expected(v**3)), float(field.expected(v**4))
-        rest = whole.mean - c * t.mean
-        square = max(rest**2, whole.second - c**2 * t.second - 2 * c * t.mean * rest)
-        mean = c * t.second + rest * t.mean
-        second = max(mean**2, c**2 * fourth + 2 * c * third * rest + square * t.second)
-        return multiplied(a, b, shape).like(mean=mean, second=second, path=_main([a, b]).path.then("mul"))
-    return None
-
-
-def _regrouped(call: Call, a: Signal, b: Signal, shape: tuple[int, ...]) -> Signal | None:
-    """Multiply by the factor of a product that goes back to the same Gaussian: (x y) f(x) is (x f(x)) y."""
-    if call.name not in _PRODUCTS:
-        return None
-    for product, other in ((a, b), (b, a)):
-        large = other.field.large
-        for i, factor in enumerate(product.factors):
-            own = factor.field.large
-            if large is None or own is None or own.key is not large.key:
-                continue
-            pair = replayed(replace(call, args=(factor, other), shapes=(factor.shape,)))
-            if pair is not None:
-                rest = product.factors[1 - i]
-                made = multiplied(pair, rest, shape)
-                return made.like(path=_main([a, b]).path.then("mul"), factors=(pair, rest))
-    return None
-
-
-def _kept_total(a: Signal, b: Signal, shape: tuple[int, ...]) -> float | None:
-    """Rows of a softmax under a mask of mean one, as a dropout by hand is, have the same sum in the mean."""
-    for x, other in ((a, b), (b, a)):
-        if x.total is not None and x.shape == shape and other.total is None:
-            return x.total * other.mean
-    return None
-
-
-def _inverse(x: Signal) -> Signal | None:
-    field = x.field
-    values = 1 / field.values
-    if not values.isfinite().all():
-        return None
-    law = Field(values, field.noises, field.large)
-    mean, second = law.moments()
-    return replace(x, mean=mean, second=second, law=law, correlation=law.correlation(mean, second))
-
-
-def _gradient(g: Any, call: Call) -> tuple[Signal | None, ...] | None:
-    """Return the gradients of operands that go back to different Gaussians; None if they have to be drawn."""
-    operands = [a for a in call.args if isinstance(a, Signal)]
-    name, out = call.name, next(part for part in g if part is not None)
-    if len(operands) == 2 and all(isinstance(a, Signal) for a in call.args[:2]):
-        a, b = operands
-        if name in _SUMS:
-            alpha = call.args[2] if len(call.args) > 2 and isinstance(call.args[2], (int, float)) else 1
-            return gathered(out, a), gathered(out.scaled(alpha), b)
-        if name in _PRODUCTS:
-            return _weighed(out, b, a), _weighed(out, a, b)
-        if name in _QUOTIENTS:
-            inverse = _inverse(b)
-            if inverse is not None:
-                return _weighed(out, inverse, a), None
-    elif len(operands) == 1 and name in _SUMS:
-        return (out,)
-    elif len(operands) == 1 and name in _PRODUCTS:
-        number = next(x for x in call.args if isinstance(x, (int, float)) and not isinstance(x, bool))
-        return (out.scaled(float(number)),)
-    return None
-
-
-def _weighed(g: Signal, factor: Signal, x: Signal) -> Signal:
-    """Multiply a gradient by the other factor, and add up what copies of an operand get."""
-    return gathered(multiplied(g, replace(factor, path=Path()), g.shape), x)
-
-
-POINTWISE = Rule(replayed, gradient=_gradient, word="", call=True)
+POINTWISE = Rule(replayed, gradient=arithmetic_gradient, word="", call=True)
 """The rule of all pointwise ops, whatever they are called."""

@@ -33,7 +33,7 @@ _PICK = (
     "unsafe_split_with_sizes", "tensor_split", "hsplit", "vsplit", "dsplit", "index", "index_select", "gather",
     "roll", "flip", "fliplr", "flipud", "rot90", "diagonal", "unfold", "repeat", "repeat_interleave", "tile",
     "pixel_shuffle", "pixel_unshuffle", "channel_shuffle", "native_channel_shuffle", "take", "take_along_dim",
-    "masked_select", "sort", "_pack_padded_sequence",
+    "masked_select", "_pack_padded_sequence",
 )  # fmt: skip
 
 
@@ -60,7 +60,7 @@ def keeps_elements(name: str) -> bool:
     return name in RULES and RULES[name].forward is same
 
 
-@builtin(*_SAME, call=True, word="")
+@builtin(*_SAME, call=True, carries=True, word="")
 def same(call: Call) -> tuple[Signal, ...]:
     """Give the same elements in another shape."""
     x = _first(call)
@@ -95,7 +95,7 @@ def _order(name: str, args: Sequence[Any], n: int) -> list[int]:
     return dims
 
 
-@builtin(*_TURNED, call=True, word="")
+@builtin(*_TURNED, call=True, carries=True, word="")
 def turned(call: Call) -> Signal:
     x = _first(call)
     order = _order(call.name, call.args, len(x.shape))
@@ -107,7 +107,7 @@ def turned(call: Call) -> Signal:
     return replace(made, total=kept, turn=() if turn == tuple(range(len(turn))) else turn)
 
 
-@builtin(*_REPEATED, call=True, word="")
+@builtin(*_REPEATED, call=True, carries=True, word="")
 def repeated(call: Call) -> tuple[Signal, ...]:
     """Repeat elements: copies of one are alike."""
     found = signals_in(call.args)
@@ -138,7 +138,7 @@ def picked(x: Signal, shape: tuple[int, ...], axes: str) -> Signal:
     if law is not None:
         large = None if law.large is None else _twin(law.large)
         law = Field(law.values, tuple(_twin(a) for a in law.noises), large)
-    return replace(x, shape=shape, axes=axes, profile=None, parts=(), law=law, origin=None, sum_of=(), factors=())
+    return replace(x, shape=shape, axes=axes, profile=None, parts=(), law=law, origin=None, sum_of=())
 
 
 def _twin(axis: Axis) -> Axis:
@@ -159,7 +159,7 @@ def _axes_of_part(call: Call, x: Signal, shape: tuple[int, ...]) -> str:
     return labels.default(shape) if math.prod(shape) != math.prod(x.shape) else labels.viewed(x.inside, shape)[0]
 
 
-@builtin(*_PICK, call=True, again=True, word="")
+@builtin(*_PICK, call=True, again=True, carries=True, word="")
 def pick(call: Call) -> tuple[Signal, ...]:
     x = _first(call)
     made = []

@@ -1,0 +1,54 @@
+"""What a user should know before training: where little of a signal survives, and outputs that start too large."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Sequence
+
+from unitvar.planning.layers import LayerPlan
+from unitvar.planning.records import Solved
+
+__all__ = ["advice", "percent"]
+
+LITTLE = 0.03  # of E z²: the examples' share below which depth has used it up …
+FEW = 0.1  # … if it is less than this part of the masks' share
+MOSTLY = 0.5  # the masks' share above which gain=0.5 was tried: three MLPs with AdamW, docs/when-does-it-help.md
+SHIFTED = 1.1  # variance at a batch norm with dropout on over that with dropout off, or its inverse
+LARGE = 10.0  # E z² of an output
+
+
+def percent(share: float) -> str:
+    """Write a share as a percentage of at most three digits."""
+    return f"{share:.0%}" if share >= 0.0995 or share == 0 else f"{share:.1%}" if share >= 5e-4 else "<0.1%"
+
+
+def advice(layers: Sequence[LayerPlan], solved: Solved, embedded: Collection[str]) -> Iterator[str]:
+    """Give a sentence for each thing that a user should know before training."""
+    if solved.unsettled:
+        yield (
+            f'mode="backward" found no scales that keep E g² at one: that of {solved.unsettled} changes with every '
+            'step of the search. Post-norm streams have none; use mode="forward" or "mean"'
+        )
+    drowned = [x for x in layers if x.signal < min(LITTLE, FEW * x.noise)]
+    if drowned:
+        first, last = drowned[0], drowned[-1]
+        yield (
+            f"from {first.name} on, less than {LITTLE:.0%} of E z² tells examples apart ({percent(last.signal)} at "
+            f"{last.name}), and {percent(last.noise)} is the noise of dropout masks: use less dropout, or add skip "
+            "connections or norms" + ("; with AdamW, try gain=0.5" if last.noise > MOSTLY else "")
+        )
+    if solved.shifts:
+        (name, _), shift = max(solved.shifts.items(), key=lambda item: abs(math.log(item[1])))
+        if abs(math.log(shift)) > math.log(SHIFTED):
+            yield (
+                f"dropout changes the variance at batch norms, most at {name}: {shift:.3g} times what it is with "
+                "dropout off. Put dropout after the last batch norm, or use unitvar.reestimate_bn_ after training"
+            )
+    for names, signal in solved.outputs:
+        left = [name for name in names if name not in solved.squares]
+        if left and signal.second > LARGE:
+            remedy = ': embeddings="unit" scales it' if left[0] in embedded else ""
+            yield (
+                f"the output of {left[0]}, which is left alone, starts with E z² = {signal.second:.3g}; the loss of "
+                f"logits this large starts far above that of a guess{remedy}"
+            )

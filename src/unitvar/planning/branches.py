@@ -1,0 +1,123 @@
+"""Scales for the ends of residual branches."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
+
+from unitvar.moments import Propagation
+from unitvar.planning.records import Record
+from unitvar.planning.streams import Branch, Stream
+from unitvar.planning.walker import Walker
+
+__all__ = ["Branches"]
+
+_CLOSE = 0.02  # of E b² = 1/n, a relative error that is none
+_NORMED = ", whose size a norm after it decides"
+_PASSES = 4  # over the graph, for streams inside branches
+
+
+class _End(NamedTuple):
+    """A branch, its stream, and those of its weights that may be scaled."""
+
+    branch: Branch
+    stream: Stream
+    names: tuple[str, ...]
+
+    @property
+    def n(self) -> int:
+        """Give the number of branches of the stream."""
+        return len(self.stream.branches)
+
+
+def _by_weight(ratios: Sequence[tuple[_End, float]]) -> dict[str, float]:
+    """Give one ratio a weight: the mean over the branches of a stream that it ends, the product over streams."""
+    found: dict[str, dict[int, list[float]]] = {}
+    for end, ratio in ratios:
+        for name in end.names:
+            found.setdefault(name, {}).setdefault(id(end.stream), []).append(ratio)
+    return {name: math.prod(len(r) / sum(1 / x for x in r) for r in each.values()) for name, each in found.items()}
+
+
+class Branches:
+    """Scale the last weight of every branch until it adds E b² = 1/n to its stream, or nothing.
+
+    Args:
+        streams: of the graph.
+        planned: the parameters whose scale may be chosen.
+        residual: "scaled", "unit" or "zero".
+    """
+
+    def __init__(self, streams: Sequence[Stream], planned: Collection[str], residual: str) -> None:
+        self.residual = residual
+        self.streams = streams
+        self.ends = [
+            _End(branch, stream, tuple(name for name in branch.weights if name in planned))
+            for stream in streams
+            for branch in stream.branches
+        ]
+        self.idle: set[int] = set()  # branches that no weight's scale can change
+
+    @property
+    def weights(self) -> set[str]:
+        """Give the weights whose scale changes."""
+        if self.residual == "unit":
+            return set()
+        return {name for end in self.ends if end.n > 1 or self.residual == "zero" for name in end.names}
+
+    def scale(self, walker: Walker, out: Propagation, fixed: dict[str, float]) -> tuple[dict[str, Record], Propagation]:
+        """Set the walker's factors, and walk with them.
+
+        Args:
+            walker: has walked with branches of unit variance.
+            out: what it found.
+            fixed: the squared scales fixed so far.
+        """
+        if self.residual == "zero":
+            walker.factors.update(dict.fromkeys(self.weights, 0.0))
+            return walker.walk(fixed)
+        unit = {id(end.branch): out.signal(end.branch.value).second for end in self.ends}
+        unit.update((id(stream), out.signal(stream.start).second) for stream in self.streams)
+        wrong = self._wrong(walker, out, unit)
+        for _ in range(_PASSES):
+            for name, ratio in _by_weight(wrong).items():
+                walker.factors[name] = min(1.0, walker.factors.get(name, 1.0) * ratio)
+            records, out = walker.walk(fixed)
+            wrong = self._wrong(walker, out, unit)
+            if not wrong:
+                break
+        return records, out
+
+    def _wrong(self, walker: Walker, out: Propagation, unit: dict[int, float]) -> list[tuple[_End, float]]:
+        """List the branches that do not add 1/n, with what their squared scales have to be multiplied by."""
+        found = []
+        for end in self.ends:
+            key, second = id(end.branch), out.signal(end.branch.value).second
+            if end.n == 1 or not end.names or second <= 0 or key in self.idle:
+                continue
+            factor = max(walker.factors.get(name, 1.0) for name in end.names)
+            if factor < 0.8 and second > (1 + factor) / 2 * unit[key]:
+                # Something takes the scale away, as a norm does that is written out: it stays as it was.
+                self.idle.add(key)
+                found.append((end, 1 / factor))
+                continue
+            # A stream inside a branch is as large as the weight that it starts from, which the outer one scales.
+            start = out.signal(end.stream.start).second / max(1e-12, unit[id(end.stream)])
+            ratio = start / (end.n * second)
+            if abs(ratio - 1) > _CLOSE and not (ratio > 1 and factor >= 1):  # a LayerScale makes it small enough
+                found.append((end, ratio))
+        return found
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """Give, for each weight at the end of a branch, which branch of which stream that is."""
+        found: dict[str, list[str]] = {}
+        for stream in self.streams:
+            n = len(stream.branches)
+            for i, branch in enumerate(stream.branches, 1):
+                label = f"branch {i} of {n}" + (f" in {stream.name!r}" if stream.name else "")
+                idle = id(branch) in self.idle
+                for name in branch.weights or branch.normed if n > 1 or self.residual == "zero" else ():
+                    found.setdefault(name, []).append(label + (_NORMED if idle or branch.normed else ""))
+        return {name: "; ".join(dict.fromkeys(labels)) for name, labels in found.items()}

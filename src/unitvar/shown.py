@@ -1,0 +1,101 @@
+"""How results are shown: numbers and counts, text of 80 columns, HTML for notebooks, data frames."""
+
+from __future__ import annotations
+
+import html
+import textwrap
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+__all__ = ["WIDTH", "Tabular", "counted", "frame", "html_table", "notes", "number", "progress_bar", "wrapped"]
+
+WIDTH = 80
+_NOTHING = 1e-9  # beside one, what rounding leaves
+
+
+def counted(n: int, what: str) -> str:
+    """Count things: ``1 layer``, ``2 layers``, ``3 batches``."""
+    plural = f"{what}es" if what.endswith("ch") else f"{what}s"
+    return f"{n} {what if n == 1 else plural}"
+
+
+def number(x: float | None, *, digits: int = 4, beside: float = 0.0) -> str:
+    """Write a number in at most nine characters; None is a dash.
+
+    Args:
+        x: the number.
+        digits: how many count.
+        beside: the size of what it belongs to: a mean of 3e-17 beside a spread of 1 is 0.
+    """
+    if x is None:
+        return "-"
+    if abs(x) <= _NOTHING * beside:
+        return "0"
+    if x != 0 and not 1e-3 <= abs(x) < 10 ** (digits + 1):
+        return f"{x:.2e}"
+    return f"{x:.{digits}g}" if abs(x) < 10**digits else f"{x:.0f}"
+
+
+def wrapped(line: str) -> list[str]:
+    """Break a line into lines of 80 columns."""
+    return textwrap.wrap(line, WIDTH, subsequent_indent="  ", break_on_hyphens=False)
+
+
+def html_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, words: int = 1) -> str:
+    """Lay cells out as an HTML table; the first columns hold words, the others numbers."""
+
+    def line(tag: str, cells: Sequence[str]) -> str:
+        sides = ("left" if i < words else "right" for i in range(len(cells)))
+        made = (
+            f'<{tag} style="text-align: {side}">{html.escape(cell)}</{tag}>'
+            for cell, side in zip(cells, sides, strict=True)
+        )
+        return f"<tr>{''.join(made)}</tr>"
+
+    return (
+        f"<table><thead>{line('th', columns)}</thead><tbody>{''.join(line('td', row) for row in rows)}</tbody></table>"
+    )
+
+
+def notes(*lines: str) -> str:
+    """Lay lines out as HTML, one below the other."""
+    return "".join(f"<div>{html.escape(line)}</div>" for line in lines if line)
+
+
+def frame(rows: Sequence[Mapping[str, Any]]) -> Any:
+    """Turn rows into a pandas DataFrame."""
+    try:
+        import pandas as pd
+    except ImportError as error:
+        raise ImportError("to_pandas() needs pandas: pip install pandas. Without it, .rows has the same.") from error
+    return pd.DataFrame([dict(row) for row in rows])
+
+
+@contextmanager
+def progress_bar(total: int, show: bool) -> Iterator[Callable[[], object]]:
+    """Show a bar of so many steps while a block runs, and give what to call after each; without one, do nothing."""
+    if not show:
+        yield lambda: None
+        return
+    try:
+        from tqdm.auto import tqdm  # type: ignore[import-untyped]
+    except ImportError as error:
+        raise ImportError("progress=True needs tqdm: pip install 'unitvar[progress]'.") from error
+    with tqdm(total=total, desc="measure", unit="run") as bar:
+        yield bar.update
+
+
+class Tabular:
+    """A result with rows, which a notebook shows as a table."""
+
+    __slots__ = ()
+
+    @property
+    def rows(self) -> Sequence[Mapping[str, Any]]:
+        """Give flat, JSON-ready dicts."""
+        raise NotImplementedError
+
+    def to_pandas(self) -> Any:
+        """Give ``.rows`` as a data frame; needs pandas."""
+        return frame(self.rows)

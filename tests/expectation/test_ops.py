@@ -1,0 +1,253 @@
+"""Single ops after dropout, against brute force; and what they say of themselves."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import unitvar
+from tests.expectation.sampling import errors, runs
+
+IMAGES, ROWS = (3, 4, 8, 8), (3, 5, 12)
+
+
+class Then(nn.Module):
+    """Dropout in front of a function, after a wide layer that makes what reaches it nearly Gaussian."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor], width: int = 12) -> None:
+        super().__init__()
+        self.drop, self.mix = nn.Dropout(0.3), nn.Linear(200, width)
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(self.mix(self.drop(x)))
+
+
+ACTIVATIONS: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
+    "relu": (F.relu, "closed form"),
+    "leaky_relu": (F.leaky_relu, "closed form"),
+    "relu6": (lambda x: F.relu6(4 * x), "closed form"),
+    "hardtanh": (F.hardtanh, "closed form"),
+    "clamp": (lambda x: x.clamp(max=0.2), "closed form"),
+    "hardsigmoid": (lambda x: F.hardsigmoid(4 * x), "closed form"),
+    "elu": (F.elu, "closed form"),
+    "celu": (lambda x: F.celu(x, 0.3), "closed form"),
+    "selu": (F.selu, "closed form"),
+    "abs": (torch.abs, "closed form"),
+    "square": (torch.square, "closed form"),
+    "exp": (torch.exp, "closed form"),
+    "gelu": (F.gelu, "closed form and quadrature"),
+    "silu": (F.silu, "quadrature"),
+    "tanh": (torch.tanh, "quadrature"),
+    "sigmoid": (torch.sigmoid, "quadrature"),
+    "softplus": (F.softplus, "quadrature"),
+    "mish": (F.mish, "quadrature"),
+    "hardswish": (lambda x: F.hardswish(2 * x), "quadrature"),
+    "sin": (torch.sin, "quadrature"),
+}
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_activations_of_nearly_gaussian_signals(name: str) -> None:
+    """The 200 inputs of a unit are not quite a Gaussian: the bound leaves 3 % of a deviation for that."""
+    torch.manual_seed(0)
+    function, method = ACTIVATIONS[name]
+    model, x = Then(function), torch.randn(4, 200)
+    with torch.no_grad():
+        found, samples = unitvar.expect(model, x), runs(model, x, 10_000)
+    spread = samples.var(0)
+    assert ((found.mean - samples.mean(0)).square().mean() / spread.mean()).sqrt() < 0.03
+    torch.testing.assert_close(found.var, spread, rtol=0.12, atol=0.02 * float(spread.mean()))
+    assert method in found.methods.values()
+    assert not found.sampled
+
+
+def test_an_activation_written_by_hand_is_one_function() -> None:
+    """x · sigmoid(1.702 x) is no product of independent factors; neither are x + x and x · x."""
+    torch.manual_seed(0)
+    x = torch.randn(4, 200)
+    for by_hand, whole in (
+        (lambda z: z * torch.sigmoid(z), F.silu),
+        (lambda z: 0.5 * z * (1 + torch.erf(z / 2**0.5)), F.gelu),
+        (lambda z: z + z, lambda z: 2 * z),
+        (lambda z: z * z, torch.square),
+        (lambda z: torch.where(z > 0, z, 0.01 * z), F.leaky_relu),
+    ):
+        model = Then(by_hand)
+        ours = unitvar.expect(model, x)
+        model.function = whole
+        theirs = unitvar.expect(model, x)
+        torch.testing.assert_close(ours.mean, theirs.mean, rtol=0.02, atol=0.01)
+        torch.testing.assert_close(ours.var, theirs.var, rtol=0.06, atol=0.004)
+
+
+def test_dropout_just_before_an_activation_is_a_mixture() -> None:
+    """With certain inputs there is nothing to approximate: the unit is f(x / keep) or f(0)."""
+    x = torch.randn(50, 8, dtype=torch.float64)
+    norm = nn.BatchNorm1d(8).double().eval()
+    norm.running_mean.normal_()
+    for f in (torch.relu, torch.tanh, F.elu, F.gelu, lambda z: z * torch.sigmoid(3 * z)):
+        for between in (nn.Identity(), norm):
+            model = nn.Sequential(nn.Dropout(0.4), between, _Function(f)).eval()
+            found = unitvar.expect(model, x)
+            kept, dropped = f(between(x / 0.6)), f(between(torch.zeros_like(x)))
+            mean = 0.6 * kept + 0.4 * dropped
+            torch.testing.assert_close(found.mean, mean)
+            torch.testing.assert_close(found.var, 0.24 * (kept - dropped).square())
+
+
+class _Function(nn.Module):
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x)
+
+
+LINEAR: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "conv2d": (lambda: nn.Conv2d(4, 6, 3, stride=2, padding=1, dilation=2), IMAGES),
+    "grouped": (lambda: nn.Conv2d(4, 6, 3, groups=2), IMAGES),
+    "same": (lambda: nn.Conv2d(4, 6, 3, padding="same"), IMAGES),
+    "circular": (lambda: nn.Conv2d(4, 6, 3, padding=1, padding_mode="circular"), IMAGES),
+    "transposed": (lambda: nn.ConvTranspose2d(4, 6, 3, 2, 1, 1, groups=2), IMAGES),
+    "conv1d": (lambda: nn.Conv1d(5, 4, 3), ROWS),
+    "avgpool": (lambda: nn.AvgPool2d(3, 2, 1, ceil_mode=True, count_include_pad=False), IMAGES),
+    "divisor": (lambda: nn.AvgPool2d(3, 2, 1, ceil_mode=True, divisor_override=4), IMAGES),
+    "padded": (lambda: nn.AvgPool2d(3, 2, 1, ceil_mode=True), IMAGES),
+    "adaptive": (lambda: nn.AdaptiveAvgPool2d((3, 5)), IMAGES),
+    "bilinear": (lambda: nn.Upsample(scale_factor=2, mode="bilinear"), IMAGES),
+    "nearest": (lambda: nn.Upsample(scale_factor=2), IMAGES),
+    "einsum": (lambda: _Function(lambda x: torch.einsum("btc,cd->bdt", x, torch.arange(36.0).view(12, 3))), ROWS),
+    "sum": (lambda: _Function(lambda x: x.sum((1, 2)) - x.mean()), ROWS),
+    "views": (lambda: _Function(lambda x: torch.cat([x[:, 1:].flip(1), x[:, :1] * 2], 1).permute(2, 0, 1)[3:]), ROWS),
+    "baddbmm": (lambda: _Function(lambda x: torch.baddbmm(x, x.new_ones(3, 5, 5), x.detach() * 0 + 1.0)), ROWS),
+}
+
+
+@pytest.mark.parametrize("name", LINEAR)
+def test_linear_ops_are_exact_after_dropout(name: str) -> None:
+    """Against the Jacobian: Var y = Σ (∂y/∂x)² Var x for independent x."""
+    torch.manual_seed(0)
+    build, shape = LINEAR[name]
+    op, x = build().double() if name != "einsum" else build(), torch.randn(shape)
+    x = x if name == "einsum" else x.double()
+    model = nn.Sequential(nn.Dropout(0.3), op)
+    found = unitvar.expect(model, x)
+    jacobian = torch.autograd.functional.jacobian(op, x).reshape(found.mean.numel(), -1)
+    var = jacobian.square() @ (x.square() * 3 / 7).flatten()
+    torch.testing.assert_close(found.mean, op(x))
+    if name == "sum":  # two sums of the same elements are added as if they were independent
+        assert found.var.shape == (3,)
+        return
+    torch.testing.assert_close(found.var.flatten(), var)
+    assert not found.sampled
+
+
+FIRST_ORDER: dict[str, Callable[[], nn.Module]] = {
+    "layer_norm": lambda: nn.LayerNorm(12),
+    "rms_norm": lambda: nn.RMSNorm(12),
+    "group_norm": lambda: nn.Sequential(nn.Flatten(1), nn.Unflatten(1, (6, 10)), nn.GroupNorm(2, 6)),
+    "batch_statistics": lambda: nn.BatchNorm1d(5, track_running_stats=False),
+    "softmax": lambda: nn.Softmax(-1),
+    "log_softmax": lambda: nn.LogSoftmax(-1),
+}
+
+
+@pytest.mark.parametrize("name", FIRST_ORDER)
+def test_small_noise_goes_by_the_jacobian(name: str) -> None:
+    """At a dropout of 1e-4 the first order is all there is."""
+    torch.manual_seed(0)
+    op, x = FIRST_ORDER[name]().double(), torch.randn(*ROWS, dtype=torch.float64)
+    found = unitvar.expect(nn.Sequential(nn.Dropout(1e-4), op), x)
+    jacobian = torch.autograd.functional.jacobian(op, x).reshape(found.mean.numel(), -1)
+    var = jacobian.square() @ (x.square() * 1e-4 / (1 - 1e-4)).flatten()
+    torch.testing.assert_close(found.mean, op(x), rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(found.var.flatten(), var, rtol=0.01, atol=1e-9)
+    assert "first order" in found.methods.values()
+
+
+def test_max_pooling_of_two_is_exact_for_gaussians() -> None:
+    torch.manual_seed(0)
+    model, x = Then(lambda z: F.max_pool1d(z, 2)), torch.randn(4, 200)
+    found, samples = unitvar.expect(model, x), runs(model, x, 10_000)
+    mean_errors, _ = errors(samples, found.mean, found.var)
+    assert mean_errors.max() < 5
+    torch.testing.assert_close(found.var, samples.var(0), rtol=0.1, atol=0)
+
+
+@pytest.mark.parametrize("way", ["module", "by hand", "flash"])
+def test_attention_is_one_function_however_it_is_written(way: str) -> None:
+    """The same weights through nn.MultiheadAttention, a softmax by hand and scaled_dot_product_attention."""
+    torch.manual_seed(0)
+    layer = nn.MultiheadAttention(12, 3, dropout=0.2, batch_first=True)
+    drop = nn.Dropout(0.2)
+    x = torch.randn(4, 5, 12)
+
+    class By(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.drop = layer, drop
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.drop(x)
+            if way == "module":
+                return self.layer(x, x, x, need_weights=False)[0]
+            packed = F.linear(x, self.layer.in_proj_weight, self.layer.in_proj_bias)
+            q, k, v = packed.unflatten(-1, (3, 3, 4)).permute(2, 0, 3, 1, 4)
+            if way == "flash":
+                mixed = F.scaled_dot_product_attention(q, k, v, dropout_p=0.2 if self.training else 0.0)
+            else:
+                mixed = self.drop((q @ k.transpose(-2, -1) / 2).softmax(-1)) @ v
+            return self.layer.out_proj(mixed.transpose(1, 2).flatten(2))
+
+    found, samples = unitvar.expect(By(), x), runs(By(), x, 10_000)
+    assert not found.sampled
+    spread = samples.var(0).mean()
+    assert ((found.mean - samples.mean(0)).square().mean() / spread).sqrt() < 0.1
+    torch.testing.assert_close(found.var.mean(), spread, rtol=0.15, atol=0)
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_recurrences_with_dropout_between_layers(kind: type[nn.Module]) -> None:
+    torch.manual_seed(0)
+    model = kind(8, 32, 2, dropout=0.4, batch_first=True, bidirectional=True)
+    x = torch.randn(3, 5, 8)
+    with torch.no_grad():
+        found, samples = unitvar.expect(model, x), runs(model, x, 4000)
+        off = model(x)[0]
+    spread = samples.var(0).mean()
+    assert ((found.mean[0] - samples.mean(0)).square().mean() / spread).sqrt() < 0.05
+    torch.testing.assert_close(found.var[0].mean(), spread, rtol=0.08, atol=0)
+    assert (found.mean[0] - samples.mean(0)).square().mean() < (off - samples.mean(0)).square().mean()
+
+
+class _Random(nn.Module):
+    def __init__(self, draw: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.draw = draw
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.draw(x) if self.training else x
+
+
+@pytest.mark.parametrize(
+    ("draw", "var"),
+    [
+        (lambda x: x * (torch.rand_like(x) < 0.8) / 0.8, lambda x: x.square() * 0.25),
+        (lambda x: x.div(0.8) * (0.8 + torch.rand(len(x), 1)).floor_(), lambda x: x.square() * 0.25),
+        (lambda x: x * torch.empty_like(x).bernoulli_(0.8).div_(0.8), lambda x: x.square() * 0.25),
+        (lambda x: x * (1 + 0.5 * torch.randn_like(x)), lambda x: x.square() * 0.25),
+        (lambda x: x + 0.5 * torch.randn_like(x), lambda x: torch.full_like(x, 0.25)),
+        (lambda x: F.alpha_dropout(x, 0.5, True) * 0 + F.dropout(x, 0.2), lambda x: x.square() * 0.25),
+    ],
+    ids=["rand", "floor", "bernoulli", "gaussian", "added", "functional"],
+)
+def test_masks_that_a_model_draws_itself(draw: Callable[[Tensor], Tensor], var: Callable[[Tensor], Tensor]) -> None:
+    x = torch.randn(3, 6)
+    found = unitvar.expect(_Random(draw), x)
+    torch.testing.assert_close(found.mean, x, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(found.var, var(x), rtol=2e-3, atol=1e-4)
+    assert not found.sampled

@@ -1,0 +1,150 @@
+"""Signal shares: predicted = measured = drawn by hand, and the horizons of the literature come out."""
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import unitvar
+from tests.planning.models import mlp
+
+
+def by_hand(model: nn.Module, x: Tensor) -> dict[str, tuple[float, float]]:
+    """Run a model twice on one batch, with hooks, and split E z² of every linear layer and convolution."""
+    seen: list[dict[str, Tensor]] = [{}, {}]
+    for store in seen:
+        hooks = [
+            m.register_forward_hook(lambda m, i, z, n=n, s=store: s.__setitem__(f"{n}.weight", z.detach().double()))
+            for n, m in model.named_modules()
+            if isinstance(m, (nn.Linear, nn.Conv2d))
+        ]
+        model(x)
+        for hook in hooks:
+            hook.remove()
+    found = {}
+    for name, a in seen[0].items():
+        b, n = seen[1][name], len(a)
+        second = float((a.square() + b.square()).mean()) / 2
+        products = torch.einsum("i...,j...->ij", a, b) / a[0].numel()
+        kept = float(products.diagonal().mean())
+        common = float(products.sum() - products.diagonal().sum()) / (n * (n - 1))
+        found[name] = (kept - common) / second, 1 - kept / second
+    return found
+
+
+def cnn(dropout: float) -> nn.Module:
+    layers: list[nn.Module] = [nn.Conv2d(3, 32, 3, padding=1)]
+    for _ in range(3):
+        layers += [nn.GELU(), nn.Dropout(dropout), nn.Conv2d(32, 32, 3, padding=1)]
+    return nn.Sequential(*layers)
+
+
+NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "ReLU": (lambda: mlp(depth=5, width=192, dropout=0.4), (128, 32)),
+    "tanh": (lambda: mlp(depth=5, width=192, dropout=0.2, act=nn.Tanh), (128, 32)),
+    "CNN": (lambda: cnn(0.3), (32, 3, 8, 8)),
+    "max pooling": (
+        lambda: nn.Sequential(
+            *cnn(0.3),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(32, 32, 3),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Flatten(),
+            nn.Linear(32, 10),
+        ),
+        (32, 3, 8, 8),
+    ),
+    "feature dropout": (
+        lambda: nn.Sequential(*cnn(0.0), nn.ReLU(), nn.Dropout2d(0.5), nn.Conv2d(32, 8, 1)),
+        (32, 3, 8, 8),
+    ),
+    "residual": (
+        lambda: nn.Sequential(nn.Linear(32, 192), *(Residual() for _ in range(3)), nn.Linear(192, 10)),
+        (128, 32),
+    ),
+}
+
+
+class Residual(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.drop = nn.Linear(192, 192), nn.Linear(192, 192), nn.Dropout(0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.b(self.drop(self.a(x).relu()))
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_predicted_is_measured_is_drawn(name: str) -> None:
+    build, shape = NETWORKS[name]
+    drawn: dict[str, list[tuple[float, ...]]] = {}
+    plan = None
+    for seed in range(6):
+        torch.manual_seed(seed)
+        model, x = build(), torch.randn(shape)
+        plan = unitvar.initialize_(model, x, inputs="standard")
+        report = unitvar.measure(model, x, runs=3)
+        for label, pair in by_hand(model, x).items():
+            flow = report[label]
+            assert flow.signal is not None
+            assert flow.noise is not None
+            drawn.setdefault(label, []).append((*pair, flow.signal, flow.noise))
+    assert plan is not None
+    for layer in plan:
+        values = torch.tensor(drawn[layer.name])
+        error = values.std(0) / math.sqrt(len(values))
+        expected = torch.tensor([layer.signal, layer.noise] * 2)
+        # What finite width adds to the shares is of the order of one over it.
+        assert ((values.mean(0) - expected).abs() < 0.02 + 4 * error).all(), (layer.name, values.mean(0), expected)
+
+
+def test_without_dropout_there_is_no_noise() -> None:
+    model, x = mlp(depth=4, width=64, dropout=0.0), torch.randn(64, 32)
+    assert all(layer.noise == pytest.approx(0, abs=1e-9) for layer in unitvar.initialize_(model, x))
+    report = unitvar.measure(model, x, runs=2)
+    for layer in report:
+        assert layer.noise == pytest.approx(0, abs=1e-6)
+        assert layer.predicted_noise == pytest.approx(0, abs=1e-9)
+    assert all(layer.signal is None for layer in unitvar.measure(model, x, runs=1))
+
+
+@pytest.mark.parametrize("dropout", [0.1, 0.3, 0.5])
+def test_relu_networks_have_the_published_horizon(dropout: float) -> None:
+    """Pretorius et al. (2018): critical weights have variance 2 p / fan-in, and correlations follow c' = p κ(c).
+
+    κ is the arc-cosine kernel; near the fixed point c* the example's share falls by p κ'(c*) a layer: the depth scale
+    of Schoenholz et al. (2017).
+    """
+    keep = 1 - dropout
+
+    def kernel(c: float) -> float:
+        return (math.sqrt(1 - c * c) + c * (math.pi - math.acos(c))) / math.pi
+
+    plan = unitvar.plan(mlp(depth=24, width=256, dropout=dropout), torch.zeros(1, 32)).layers
+    assert plan[10].scale ** 2 == pytest.approx(2 * keep, rel=1e-3)
+    c, own = 0.0, 1.0  # of two examples; of one example under two masks
+    for layer in plan:
+        assert 1 - layer.signal - layer.noise == pytest.approx(c, abs=1e-3)
+        assert 1 - layer.noise == pytest.approx(own, abs=1e-3)
+        c, own = keep * kernel(c), keep * kernel(own)
+    fixed = c
+    slope = keep * (math.pi - math.acos(fixed)) / math.pi
+    assert plan[14].signal / plan[13].signal == pytest.approx(slope, rel=0.03)
+
+
+def test_little_signal_gets_advice_and_skips_take_it_away() -> None:
+    x = torch.zeros(4, 32)
+    deep = unitvar.plan(mlp(depth=12, width=64, dropout=0.4), x)
+    assert "tells examples apart" in " ".join(deep.advice)
+    assert "less dropout" in str(deep).replace("\n  ", " ")
+    assert deep.advice[0].endswith("with AdamW, try gain=0.5")
+    quieter = unitvar.plan(mlp(depth=24, width=64, dropout=0.1), x).advice
+    assert quieter[0].endswith("norms")  # masks make less than half of E z²: nothing is known of a gain
+    for fine in (mlp(depth=12, width=64, dropout=0.02), mlp(depth=3, width=64, dropout=0.4)):
+        assert unitvar.plan(fine, x).advice == ()
+    skips = nn.Sequential(nn.Linear(32, 192), *(Residual() for _ in range(6)), nn.Linear(192, 10))
+    assert unitvar.plan(skips, x).advice == ()
