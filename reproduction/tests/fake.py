@@ -23,6 +23,14 @@ def write_mnist(folder: Path, images: int) -> Path:
     return folder
 
 
+def write_text(folder: Path, characters: int) -> Path:
+    """Write random letters where tiny Shakespeare belongs; return the folder."""
+    (folder / "tinyshakespeare").mkdir(parents=True)
+    letters = np.random.default_rng(0).choice(list("abcdefghij \n"), characters)
+    (folder / "tinyshakespeare" / "input.txt").write_text("".join(letters), encoding="utf-8")
+    return folder
+
+
 def write_idx(path: Path, values: np.ndarray) -> None:
     sizes = np.array(values.shape, dtype=">u4").tobytes()
     path.write_bytes(gzip.compress(bytes([0, 0, 8, values.ndim]) + sizes + values.tobytes()))

@@ -13,7 +13,7 @@ from unitvar_reproduction.data.images import Images
 from unitvar_reproduction.experiments.densenet import trial as densenet
 from unitvar_reproduction.sweep.run import sweep, trial_path
 from unitvar_reproduction.training.loop import Schedule, evaluate, seeded, train
-from unitvar_reproduction.training.replicas import joined, replica
+from unitvar_reproduction.training.replicas import joined, leave, replica
 
 SCHEDULE = Schedule(4, 0.05, 24, shift=1)
 DATA = Images(
@@ -92,3 +92,4 @@ if __name__ == "__main__":
             found["before"] = sorted(file.name for file in folder.glob("*.turn"))
             (folder / f"{place.rank}.turn").touch()
         torch.save(found, folder / f"{place.rank}.pt")
+    leave(0)

@@ -52,7 +52,8 @@ def test_options_that_count_something_are_found() -> None:
 def test_a_number_that_is_too_small_is_named_with_what_is_allowed(
     name: str, field: str, numbers: int, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    least = {"seed": 0, "rounds": 2}.get(field, 2 if (name, field) == ("healthy", "depth") else 1)
+    two = {("healthy", "depth"), ("cost", "rounds")}
+    least = 0 if field == "seed" else 2 if (name, field) in two else 1
     flag = "--" + field.replace("_", "-")
     out = ["--out", str(tmp_path / "out")] if any(f.name == "out" for f in dataclasses.fields(CLASSES[name])) else []
     given = [str(least - 1), *["9"] * (numbers - 1)]

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from unitvar_reproduction import data, networks
+from unitvar_reproduction.training.checkpoint import State
 from unitvar_reproduction.training.loop import Curve, Schedule, evaluate, seeded, train
 
 NESTEROV = Schedule(5, 0.05, 64, forget=2, shift=1)
@@ -112,6 +113,31 @@ def test_a_file_that_is_no_checkpoint_is_named_and_nothing_is_trained(kind: int 
     with pytest.raises(ValueError, match=r"checkpoint\.pt is no checkpoint of this training.*Delete it to start over"):
         run(NESTEROV, path)
     assert path.read_bytes() == before
+
+
+WRONG: dict[str, Any] = {
+    "epoch": ["3", 2.5, None, True, -1],
+    "notes": [None, [1], "text"],
+    "losses": [None, 0.5, ["0.5"], {"a": 1.0}],
+    "random": [None, [], [None], 3],
+    "order": [None, [1, 2]],
+    "model": [None, []],
+    "optimiser": [None, 7],
+}
+
+
+@pytest.mark.parametrize("part", WRONG)
+def test_a_part_of_the_wrong_type_is_named_and_changes_nothing(part: str, tmp_path: Path) -> None:
+    path = tmp_path / "checkpoint.pt"
+    state = State(nn.Linear(2, 2), torch.optim.SGD([torch.zeros(1)], lr=1.0), torch.Generator(), {"kept": 1}, 1, [0.5])
+    state.save(path)
+    saved, before = torch.load(path), {name: value.clone() for name, value in state.model.state_dict().items()}
+    for value in WRONG[part]:
+        torch.save({**saved, part: value}, path)
+        with pytest.raises(ValueError, match=rf"is no checkpoint of this training that can be read .*{part}"):
+            state.load(path)
+        assert (state.notes, state.epoch, state.losses) == ({"kept": 1}, 1, [0.5])
+        assert all(torch.equal(value, before[name]) for name, value in state.model.state_dict().items())
 
 
 def test_a_failing_save_keeps_the_checkpoint_before(tmp_path: Path) -> None:

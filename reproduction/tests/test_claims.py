@@ -58,4 +58,4 @@ def test_cost_compares_both_networks_in_both_modes(tmp_path: Path) -> None:
     assert torch.get_num_threads() == threads
     rows = json.loads((tmp_path / "cost.json").read_text())["rows"]
     assert [row["mode"] for row in rows] == ["training", "evaluation"] * 2
-    assert all(row["quartile_1"] <= row["median"] <= row["quartile_3"] for row in rows)
+    assert all(row["low"] <= row["median"] <= row["high"] for row in rows)

@@ -150,7 +150,7 @@ def test_the_users_folder_is_used_as_it_is(tmp_path: Path) -> None:
 
 
 def test_the_registry_is_complete() -> None:
-    assert set(DATASETS) == {"mnist", "cifar10", "cifar100", "svhn"}
+    assert set(DATASETS) == {"mnist", "cifar10", "cifar100", "svhn", "tinyshakespeare"}
     for dataset in DATASETS.values():
         sums = [part.checksum for part in dataset.parts.values()] + [dataset.archive_checksum or "md5:" + "0" * 32]
         assert all(len(s.partition(":")[2]) == {"md5": 32, "sha256": 64}[s.partition(":")[0]] for s in sums)

@@ -16,6 +16,7 @@ from unitvar_reproduction.experiments.vgg.experiment import summarise as summari
 from unitvar_reproduction.experiments.vgg.experiment import written_error
 from unitvar_reproduction.experiments.vgg.section import vgg
 from unitvar_reproduction.experiments.vgg.trial import Trial
+from unitvar_reproduction.statistics import estimate
 from unitvar_reproduction.training.batchnorm import VARIANTS
 
 
@@ -73,7 +74,7 @@ def test_vgg_is_judged_by_the_errors_of_both_optimisers_and_by_the_rates_that_le
     assert errors in section.found[0]
     assert f"{1 + (large[0] < 0.8)} of 2 of the rates learn" in section.found[0]
     assert f"{100 * large[0]:.1f} % with the paper's weights" in section.found[2]
-    assert "ours, plan with Adam 13.30 %" in section.found[4]
+    assert "unitvar, plan with Adam 13.30 %" in section.found[4]
     assert "first stack 16 wide" in section.ran
 
 
@@ -92,7 +93,8 @@ def test_vgg_holds_only_if_the_error_is_lower_beyond_chance_and_the_first_layer_
         ours["by_seed"], he["by_seed"] = {"0": 0.1, "1": 0.3}, {"0": 0.105, "1": 0.3 + change}
         section = vgg(payload)
         assert section.verdict == expected
-        assert "points, paired by seed); 2 of 2" in section.found[0]
+        words = "lower" if expected == "held" else "not significant"
+        assert f"points, paired by seed: {words}); 2 of 2" in section.found[0]
 
 
 def test_the_error_with_dropout_on_stands_beside_that_of_its_rate() -> None:
@@ -226,11 +228,13 @@ def test_densenets_are_judged_by_the_papers_arm(gain: float, expected: str) -> N
     assert section.tables[2].rows == (("1", "50.00 ± 0.00", "0.00 ± 0.00"),)
 
 
-def mnist_row(keep: float, init: str, error: float, epochs: float | None) -> dict[str, Any]:
-    reached = None if epochs is None else {"mean": epochs, "half_width": None}
-    measured = {"error": {"mean": error, "half_width": None}, "epochs_to_target": reached, "target": 0.2}
-    tuned_row = {"rate": 1e-3, "rates": 3, "seeds": 1}
-    return {"activation": "relu", "keep": keep, "init": init, "inputs": "raw", **tuned_row, **measured}
+def mnist_row(keep: float, init: str, errors: list[float], epochs: list[float | None]) -> dict[str, Any]:
+    """Make up a row of as many seeds as there are errors."""
+    reached = None if None in epochs else asdict(estimate([e for e in epochs if e is not None]))
+    by_seed = {"by_seed": dict(enumerate(errors)), "epochs_by_seed": dict(enumerate(epochs)), "epochs": 25}
+    measured = {"error": asdict(estimate(errors)), "epochs_to_target": reached, "target": 0.2}
+    tuned_row = {"rate": 1e-3, "rates": 3, "seeds": len(errors)}
+    return {"activation": "relu", "keep": keep, "init": init, "inputs": "raw", **tuned_row, **measured, **by_seed}
 
 
 def mnist_payload(rows: list[dict[str, Any]]) -> dict[str, Any]:
@@ -239,37 +243,59 @@ def mnist_payload(rows: list[dict[str, Any]]) -> dict[str, Any]:
     return {"experiment": "mnist", "config": {"scale": "paper", "base": base}, "done": done, "rows": rows}
 
 
+NEVER = [None, None, None]
+
+
 def test_mnist_counts_where_the_papers_weights_win_with_dropout() -> None:
     rows = [
-        mnist_row(1.0, "paper", 0.03, 2.0),
-        mnist_row(1.0, "he", 0.02, 1.0),  # without dropout nothing is claimed
-        mnist_row(0.5, "paper", 0.03, 4.0),
-        mnist_row(0.5, "xavier", 0.035, 3.0),
-        mnist_row(0.5, "he", 0.04, None),
-        mnist_row(0.3, "paper", 0.5, None),
-        mnist_row(0.3, "xavier", 0.4, None),
-        mnist_row(0.3, "he", 0.8, None),
+        mnist_row(1.0, "paper", [0.03, 0.03, 0.03], [2.0, 2.0, 2.0]),
+        mnist_row(1.0, "he", [0.02, 0.02, 0.02], [1.0, 1.0, 1.0]),  # without dropout nothing is claimed
+        mnist_row(0.5, "paper", [0.030, 0.031, 0.032], [4.0, 4.1, 4.2]),
+        mnist_row(0.5, "xavier", [0.029, 0.040, 0.032], [3.0, 3.1, 3.2]),  # a lower mean is not enough
+        mnist_row(0.5, "he", [0.040, 0.041, 0.042], NEVER),
+        mnist_row(0.3, "paper", [0.50, 0.51, 0.52], NEVER),
+        mnist_row(0.3, "xavier", [0.40, 0.41, 0.42], NEVER),
+        mnist_row(0.3, "he", [0.8], [None]),
     ]
     section = mnist(mnist_payload(rows))
-    assert "in 3 of 4 comparisons" in section.found[0]
-    assert "sooner in 1 of the 2 where either reaches it" in section.found[0]
-    assert section.found[1] == "Their largest gain: relu at keep rate 0.3, 50.00 % against He's 80.00 %."
-    assert section.found[2] == "Their largest loss: relu at keep rate 0.3, 50.00 % against Xavier's 40.00 %."
+    counted = "lower in 1, higher in 1, not significantly different in 1, open in 1 with one seed of 4 comparisons"
+    assert counted in section.found[0]
+    assert "sooner in 1, later in 1, not significantly different in 0 of 2 comparisons" in section.found[0]
+    assert section.found[1].endswith("51.00 ± 2.48 % against He's 80.00 % (one seed, so no interval).")
+    assert section.found[2].endswith("against Xavier's 41.00 ± 2.48 % (+10.00 ± 0.00 points, higher).")
     assert section.verdict == "partly"
-    assert section.tables[0].rows[1] == ("relu", "0.5", "3.00 (4.0)", "3.50 (3.0)", "4.00 (–)")
+    assert section.tables[0].rows[1][-1] == "4.10 ± 0.25 (–)"
     assert mnist(mnist_payload(rows[2:3])).found == ("Not enough trials yet to compare.",)
-    assert mnist(mnist_payload(rows[5:])).found[0].endswith("and none of them reaches a validation loss of 0.2.")
+    assert mnist(mnist_payload(rows[5:])).found[0].endswith("none of them reaches a validation loss of 0.2.")
+
+
+@pytest.mark.parametrize(
+    ("paper", "he", "expected"),
+    [
+        ([0.10, 0.11, 0.12], [0.20, 0.21, 0.22], "held"),
+        ([0.10, 0.11, 0.12], [0.10, 0.30, 0.12], "not shown"),  # a lower mean, but the interval holds zero
+        ([0.20, 0.21, 0.22], [0.10, 0.11, 0.12], "not held"),
+        ([0.1], [0.2], "not shown"),  # one seed
+    ],
+)
+def test_a_comparison_is_judged_by_paired_differences_never_by_bare_means(
+    paper: list[float], he: list[float], expected: str
+) -> None:
+    rows = [mnist_row(0.5, "paper", paper, [None] * len(paper)), mnist_row(0.5, "he", he, [None] * len(he))]
+    assert mnist(mnist_payload(rows)).verdict == expected
+    small = mnist_payload(rows)
+    small["config"]["scale"] = "small"
+    assert mnist(small).verdict == ("held" if expected == "held" else "not at this scale")
 
 
 def test_mnist_says_what_the_corrected_rules_and_the_first_layer_do() -> None:
     errors = {1.0: (0.02, 0.019, 0.021), 0.5: (0.03, 0.035, 0.03), 0.3: (0.5, 0.4, 0.45)}
     rows = [
-        mnist_row(keep, init, error, None)
+        mnist_row(keep, init, [error, error + 0.001], [None, None])
         for keep, own in errors.items()
         for init, error in zip(("paper", "forward", "paper-half"), own, strict=True)
     ]
     found = mnist(mnist_payload(rows)).found
-    assert found[-2].endswith("than the paper's in 1 of 2 panels with dropout and 1 of 1 panels without.")
-    assert "2.00 and 2.10 % at keep rate 1, 3.00 and 3.00 % at keep rate 0.5" in found[-1]
-    standardised = [{**row, "inputs": "standardised"} for row in rows]
-    assert mnist(mnist_payload(rows + standardised)).found[-1].startswith("The corrected rule “ours, forward”")
+    assert "With dropout, the error of “unitvar, forward” minus the paper's is lower in 1, higher in 1" in found[-3]
+    assert "Without dropout, the error of “unitvar, forward” minus the paper's is lower in 1" in found[-2]
+    assert "2.05 ± 0.64 and 2.15 ± 0.64 % at keep rate 1" in found[-1]

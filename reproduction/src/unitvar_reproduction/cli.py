@@ -22,7 +22,7 @@ def main(arguments: list[str] | None = None) -> int:
     from unitvar_reproduction.commands import COMMANDS
     from unitvar_reproduction.progress import LogConsole
     from unitvar_reproduction.sweep.run import TrialError
-    from unitvar_reproduction.training.replicas import joined, launched
+    from unitvar_reproduction.training.replicas import joined, launched, leave
 
     arguments = sys.argv[1:] if arguments is None else arguments
     # Without a subcommand there is nothing to run: show what there is.
@@ -41,6 +41,7 @@ def main(arguments: list[str] | None = None) -> int:
                 console = LogConsole(quiet=not place.first)
                 with console.alive():
                     command.run(console)
+            leave(0)
     except (ValueError, TypeError, OSError, TrialError) as error:
         sys.stderr.write(_wrapped(f"unitvar-paper: {error}\n"))
         return 2

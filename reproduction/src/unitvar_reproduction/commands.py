@@ -15,14 +15,22 @@ from unitvar_reproduction.experiments.cost import Cost
 from unitvar_reproduction.experiments.densenet.experiment import Densenet
 from unitvar_reproduction.experiments.depth import Depth
 from unitvar_reproduction.experiments.digits import Digits
+from unitvar_reproduction.experiments.expectation.experiment import Expectation
 from unitvar_reproduction.experiments.factors import Factors
+from unitvar_reproduction.experiments.federated import Federated
 from unitvar_reproduction.experiments.forward import Forward
 from unitvar_reproduction.experiments.healthy import Healthy
+from unitvar_reproduction.experiments.merging import Merging
 from unitvar_reproduction.experiments.mnist import Mnist
+from unitvar_reproduction.experiments.placement import Placement
 from unitvar_reproduction.experiments.reestimation import Reestimation
+from unitvar_reproduction.experiments.shift import Shift
 from unitvar_reproduction.experiments.stability import Stability
 from unitvar_reproduction.experiments.table1 import Table1
 from unitvar_reproduction.experiments.tolerance import Tolerance
+from unitvar_reproduction.experiments.trainability.experiment import Trainability
+from unitvar_reproduction.experiments.training.experiment import Training
+from unitvar_reproduction.experiments.verdicts.experiment import Verdicts
 from unitvar_reproduction.experiments.vgg.experiment import Vgg
 from unitvar_reproduction.experiments.zoo import Zoo
 from unitvar_reproduction.record import OUT
@@ -89,6 +97,7 @@ COMMANDS: TypeAlias = (
     | Annotated[Depth, tyro.conf.subcommand("depth")]
     | Annotated[Zoo, tyro.conf.subcommand("zoo")]
     | Annotated[Healthy, tyro.conf.subcommand("healthy")]
+    | Annotated[Verdicts, tyro.conf.subcommand("verdicts")]
     | Annotated[Reestimation, tyro.conf.subcommand("reestimation")]
     | Annotated[Forward, tyro.conf.subcommand("forward")]
     | Annotated[Backward, tyro.conf.subcommand("backward")]
@@ -97,7 +106,14 @@ COMMANDS: TypeAlias = (
     | Annotated[Cost, tyro.conf.subcommand("cost")]
     | Annotated[Mnist, tyro.conf.subcommand("mnist")]
     | Annotated[Vgg, tyro.conf.subcommand("vgg")]
+    | Annotated[Trainability, tyro.conf.subcommand("trainability")]
     | Annotated[Densenet, tyro.conf.subcommand("densenet")]
+    | Annotated[Training, tyro.conf.subcommand("training")]
     | Annotated[Tolerance, tyro.conf.subcommand("tolerance")]
+    | Annotated[Expectation, tyro.conf.subcommand("expectation")]
+    | Annotated[Federated, tyro.conf.subcommand("federated")]
+    | Annotated[Merging, tyro.conf.subcommand("merging")]
+    | Annotated[Placement, tyro.conf.subcommand("placement")]
+    | Annotated[Shift, tyro.conf.subcommand("shift")]
     | Annotated[Report, tyro.conf.subcommand("report")]
 )

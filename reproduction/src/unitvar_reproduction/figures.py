@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["COLOURS", "densities", "figure", "log_losses", "save"]
+__all__ = ["COLOURS", "colour_legend", "corner", "densities", "figure", "legend", "log_losses", "save"]
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")  # Okabe and Ito's
 
@@ -44,13 +44,43 @@ def log_losses(ax: Axes) -> Axes:
     return ax
 
 
-def densities(ax: Axes, histograms: Mapping[str, Histogram]) -> Axes:
-    """Draw densities as outlines, on a logarithmic axis so that wide and narrow ones can be seen at once."""
+def densities(ax: Axes, histograms: Mapping[str, Histogram], *, range_from: Iterable[Histogram] = ()) -> Axes:
+    """Draw densities as outlines, on a logarithmic axis so that wide and narrow ones can be seen at once.
+
+    Args:
+        ax: where to draw.
+        histograms: a density for each label.
+        range_from: densities whose range, a half wider, the axes show, and all axes that share it.
+    """
     for (label, histogram), colour in zip(histograms.items(), COLOURS, strict=False):
         x, y = histogram.steps()
         ax.plot(x, y, color=colour, linewidth=1, label=label)
     ax.set_yscale("log")
+    edges = [abs(edge) for histogram in range_from for edge in (histogram.low, histogram.high)]
+    if edges:
+        reach = 1.5 * max(edges)
+        ax.set_xlim(-reach, reach)
     ax.spines[["top", "right"]].set_visible(False)
     ax.tick_params(labelsize="small")
     ax.locator_params(axis="x", nbins=5)
     return ax
+
+
+def corner(ax: Axes, text: str) -> None:
+    """Write a number into the upper left corner of a panel."""
+    box = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1.0}
+    ax.text(0.02, 0.98, text, transform=ax.transAxes, ha="left", va="top", fontsize="x-small", bbox=box)
+
+
+def legend(figure: Figure, ax: Axes) -> None:
+    """Explain the lines of one panel above all of them."""
+    handles, labels = ax.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper center", ncols=len(labels), frameon=False, fontsize="small")
+
+
+def colour_legend(figure: Figure, names: Sequence[tuple[str, str]]) -> None:
+    """Explain colours above all panels."""
+    from matplotlib.lines import Line2D
+
+    handles = [Line2D([], [], color=colour, label=name) for name, colour in names]
+    figure.legend(handles=handles, loc="outside upper center", ncols=len(names), frameon=False, fontsize="small")

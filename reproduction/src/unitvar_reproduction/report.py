@@ -11,6 +11,7 @@ from typing import Any
 
 from rich.console import Console
 
+from unitvar_reproduction.experiments.section import Picture
 from unitvar_reproduction.experiments.sections import SECTIONS, VERDICTS, Grid, Section
 from unitvar_reproduction.record import OUT, load, write
 
@@ -45,17 +46,29 @@ nav ul { columns: 2 18rem; padding-left: 1.2rem; margin: .6rem 0; }
 .sides h3, caption { font-size: .8rem; color: var(--soft); font-weight: 600; margin: 0 0 .3rem; text-align: left; }
 .sides p { margin: 0 0 .5rem; }
 .ran, footer { color: var(--soft); font-size: .87rem; }
-figure { margin: 1.2rem 0; background: #fff; border-radius: .5rem; padding: .4rem; overflow-x: auto; }
-figure img { display: block; max-width: max(100%, 36rem); height: auto; }
+figure { margin: 1.2rem 0; }
+figcaption { color: var(--soft); font-size: .87rem; margin-top: .4rem; max-width: 46rem; }
+figure img { display: block; max-width: max(100%, 36rem); height: auto; background: #fff; border-radius: .5rem; }
 .scroll { overflow-x: auto; margin: 1rem 0; }
+figure .scroll { margin: 0; }
+/* A shadow at an edge says that there is more behind it. */
+.scroll { background: linear-gradient(90deg, var(--page) 30%, transparent) 0 0,
+  linear-gradient(270deg, var(--page) 30%, transparent) 100% 0,
+  linear-gradient(90deg, #0004, transparent) 0 0, linear-gradient(270deg, #0004, transparent) 100% 0;
+  background-repeat: no-repeat; background-size: 2.5rem 100%, 2.5rem 100%, .9rem 100%, .9rem 100%;
+  background-attachment: local, local, scroll, scroll; }
+.wide { display: none; color: var(--soft); font-size: .8rem; margin: 0 0 .2rem; }
+@media (max-width: 40rem) { .wide { display: block; } }
 table { border-collapse: collapse; font-size: .87rem; font-variant-numeric: tabular-nums; }
 th, td { padding: .25rem 1.1rem .25rem 0; text-align: left; border-bottom: 1px solid var(--line); white-space: nowrap; }
 caption { padding-bottom: .3rem; }
 .verdict { font-size: .75rem; font-weight: 600; padding: .1rem .5rem; border-radius: 1rem; vertical-align: middle;
   color: #fff; white-space: nowrap; }
-.v0 { background: #00735a; } .v1 { background: #8a5a00; } .v2 { background: #a8400a; } .v3 { background: #5b6068; }
+.v0 { background: #00735a; } .v1 { background: #8a5a00; } .v2 { background: #a8400a; } .v3, .v4 { background: #5b6068; }
 details summary { cursor: pointer; color: var(--soft); font-size: .9rem; }
 """
+
+_WIDE = "<p class=wide>Scroll sideways for the rest →</p>"
 
 
 @dataclass(frozen=True)
@@ -106,7 +119,10 @@ def page(folder: Path) -> str:
 <title>unitvar: the reproduction</title><link rel="icon" href="data:,"><style>{_STYLE}</style></head><body>
 <h1>Adjusting for dropout variance, reproduced</h1>
 <p>Hendrycks &amp; Gimpel, <em>Adjusting for Dropout Variance in Batch Normalization and Weight Initialization</em>
-(arXiv:1607.02488): each claim beside what <code>unitvar</code> found, and whether it held by those numbers.</p>
+(arXiv:1607.02488): each claim beside what we found. A claim is <em>held</em> if the numbers show all of it,
+<em>partly</em> if they show some of it, <em>not held</em> if they show the opposite, <em>not shown</em> if they cannot
+tell, and <em>not at this scale</em> if an experiment smaller than the paper's does not show it. “unitvar, forward” and
+the like are initialisations by this library.</p>
 <nav><ul>{contents}<li><a href="#errata">Errata</a></li></ul>{absent}</nav>
 {body}
 <h2 id="errata">Errata of the paper</h2><ol>{errata}</ol>
@@ -128,11 +144,12 @@ def _told(name: str, payload: Mapping[str, Any], folder: Path) -> Section:
 
 def _section(name: str, section: Section, payload: Mapping[str, Any], folder: Path) -> str:
     sentences = "".join(f"<p>{_text(sentence)}</p>" for sentence in section.found)
-    pictures = "".join(_picture(folder / picture, section.title) for picture in section.pictures)
+    pictures = "".join(_picture(folder, picture, section.title) for picture in section.pictures)
     tables = "".join(_table(grid) for grid in section.tables)
     trials = f', <a href="{name}/">one file a trial</a>' if (folder / name).is_dir() else ""
     return f"""<section><h2 id="{name}">{_text(section.title)}{_verdict(section)}</h2>
-<div class=sides><div><h3>The paper</h3><p>{_text(section.claim)}</p></div><div><h3>Ours</h3>{sentences}</div></div>
+<div class=sides><div><h3>The paper</h3><p>{_text(section.claim)}</p></div>
+<div><h3>What we found</h3>{sentences}</div></div>
 {pictures}{tables}
 <p class=ran>{_text(section.ran)} {_text(_hardware(payload))} <a href="{name}.json">{name}.json</a>{trials}.</p>
 </section>"""
@@ -169,17 +186,23 @@ def _short(commit: str) -> str:
     return digits[:12] + mark + changed
 
 
-def _picture(path: Path, title: str) -> str:
+def _picture(folder: Path, picture: Picture | str, title: str) -> str:
+    if isinstance(picture, str):
+        picture = Picture(picture, "", title)
+    path = folder / picture.file
     if not path.exists():
         return f"<p class=ran>{_text(path.name)} is missing.</p>"
     encoded = base64.b64encode(path.read_bytes()).decode()
-    return f'<figure><img alt="{_text(title)}" src="data:image/png;base64,{encoded}"></figure>'
+    image = f'<img alt="{_text(picture.alt)}" src="data:image/png;base64,{encoded}">'
+    caption = f"<figcaption>{_text(picture.caption)}</figcaption>" if picture.caption else ""
+    return f"<figure>{_WIDE}<div class=scroll tabindex=0>{image}</div>{caption}</figure>"
 
 
 def _table(grid: Grid) -> str:
     heads = "".join(f"<th>{_text(head)}</th>" for head in grid.heads)
     rows = "".join("<tr>" + "".join(f"<td>{_text(cell)}</td>" for cell in row) + "</tr>" for row in grid.rows)
-    drawn = f"<div class=scroll><table><caption>{_text(grid.caption)}</caption><tr>{heads}</tr>{rows}</table></div>"
+    table = f"<table><caption>{_text(grid.caption)}</caption><tr>{heads}</tr>{rows}</table>"
+    drawn = f"<div>{_WIDE if len(grid.heads) > 3 else ''}<div class=scroll tabindex=0>{table}</div></div>"
     # A long table is for those who look for a number in it.
     return drawn if len(grid.rows) <= 14 else f"<details><summary>{_text(grid.caption)}</summary>{drawn}</details>"
 

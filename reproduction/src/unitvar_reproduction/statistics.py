@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-__all__ = ["Estimate", "estimate"]
+__all__ = ["Estimate", "estimate", "median_interval"]
 
 
 @dataclass(frozen=True)
@@ -41,3 +41,16 @@ def estimate(values: Sequence[float]) -> Estimate:
     if n < 2:
         return Estimate(float(values[0]), None)
     return Estimate(float(np.mean(values)), float(t.ppf(0.975, n - 1) * np.std(values, ddof=1) / math.sqrt(n)))
+
+
+def median_interval(values: Sequence[float]) -> tuple[float, float]:
+    """Return a 95 % interval of the median, whatever the distribution: the order statistics that enclose it.
+
+    With five values or fewer even the whole range covers it less often than that, and is returned.
+    """
+    from scipy.stats import binom
+
+    ordered = sorted(values)
+    n = len(ordered)
+    below = max(int(binom.ppf(0.025, n, 0.5)) - 1, 0)  # P(fewer than this many lie below the median) < 2.5 %
+    return ordered[below], ordered[n - 1 - below]

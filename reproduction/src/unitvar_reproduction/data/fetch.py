@@ -5,8 +5,11 @@ A download that was interrupted goes on where it stopped, with the same mirror o
 
 from __future__ import annotations
 
+import gzip
+import hashlib
 import shutil
 import tarfile
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +25,7 @@ __all__ = ["ensure", "fetch"]
 
 ATTEMPTS = 3  # at each mirror; a connection that breaks is not yet a mirror that is down
 TIMEOUT = 30  # seconds without a byte
+LARGEST = 1 << 30  # bytes of one file in an archive; those of CIFAR have 154 MB at most
 
 
 def ensure(name: str, data_dir: Path | None, console: Console | None = None) -> Path:
@@ -49,12 +53,14 @@ def fetch(name: str, dataset: Dataset, folder: Path, console: Console | None = N
         return folder
     archive = folder / dataset.archive
     _download(name, dataset, dataset.archive, dataset.archive_checksum, archive, console)
-    with tarfile.open(archive) as tar:
-        for path in missing:
-            _extract(tar, path, folder / path)
-    for path in missing:
-        if not _is(folder / path, dataset.parts[path].checksum):
-            raise ValueError(f"{path} in {archive} is not what {name} should have ({dataset.parts[path].checksum}).")
+    try:
+        with tarfile.open(archive) as tar:
+            for path in missing:
+                _extract(tar, path, folder / path, dataset.parts[path].checksum)
+    except (tarfile.TarError, gzip.BadGzipFile, EOFError, zlib.error, KeyError) as error:
+        raise ValueError(
+            f"{archive} is not an archive with the files of {name} ({error}). Delete it, and it is downloaded again."
+        ) from error
     archive.unlink()
     return folder
 
@@ -102,7 +108,7 @@ class Resuming:
         )
         with requests.get(url, headers=headers, stream=True, timeout=TIMEOUT) as response:
             if response.status_code == requests.codes.requested_range_not_satisfiable:
-                self.partial.unlink()  # there is no more of it than we have: it was another file
+                self.partial.unlink(missing_ok=True)  # there is no more of it than we have: it was another file
                 raise requests.ConnectionError(f"{have} bytes are more than {url} has; starting again")
             response.raise_for_status()
             resumed = response.status_code == requests.codes.partial_content
@@ -125,10 +131,18 @@ class Resuming:
                 raise requests.ConnectionError(f"the connection broke after {file.tell()} of {have + rest} bytes")
 
 
-def _extract(tar: tarfile.TarFile, member: str, path: Path) -> None:
-    """Take one regular file out of an archive, whole or not at all."""
-    source = tar.extractfile(member)
-    if source is None:
-        raise ValueError(f"{member} in {tar.name!r} is not a file.")
+def _extract(tar: tarfile.TarFile, member: str, path: Path, checksum: str) -> None:
+    """Take one regular file out of an archive, if it is as it should be: no link, and nothing without end."""
+    found = tar.getmember(member)
+    if not found.isreg() or found.size > LARGEST:
+        raise ValueError(f"{member} in {tar.name!r} is no file of up to {LARGEST >> 20} MB.")
+    source = tar.extractfile(found)
+    assert source is not None
+    algorithm, _, expected = checksum.partition(":")
+    digest = hashlib.new(algorithm)
     with source, replacing(path) as target:
-        shutil.copyfileobj(source, target)
+        while chunk := source.read(1 << 20):
+            digest.update(chunk)
+            target.write(chunk)
+        if digest.hexdigest() != expected:
+            raise ValueError(f"{member} in {tar.name!r} is not what it should be ({checksum}).")

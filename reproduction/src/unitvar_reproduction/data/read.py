@@ -19,7 +19,7 @@ from torch import Tensor
 
 from unitvar_reproduction.data.sources import DATASETS
 
-__all__ = ["cifar", "idx", "mat"]
+__all__ = ["cifar", "idx", "mat", "text"]
 
 
 def idx(folder: Path, name: str) -> Tensor:
@@ -70,6 +70,19 @@ def mat(folder: Path, name: str) -> tuple[Tensor, Tensor]:
     return torch.from_numpy(pixels.transpose(3, 2, 0, 1).copy()), torch.from_numpy(labels.astype(np.int64) % 10)
 
 
+def text(folder: Path, name: str) -> str:
+    """Read a plain text."""
+    path = _existing(folder, name)
+    try:
+        found = path.read_bytes().decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise _bad(path, f"is not a text in UTF-8 ({error})") from error
+    if not found:
+        raise _bad(path, "is empty")
+    _note(path, name, len(found))
+    return found
+
+
 def _existing(folder: Path, name: str) -> Path:
     path = folder / name
     if not path.exists():
@@ -89,13 +102,13 @@ def _source(name: str) -> str:
     return dataset.mirrors[0] + (dataset.archive or Path(name).name)
 
 
-def _note(path: Path, name: str, images: int) -> None:
+def _note(path: Path, name: str, count: int) -> None:
     """Warn of a file that is not the published one."""
     part = next(d.parts[name] for d in DATASETS.values() if name in d.parts)
     algorithm, _, expected = part.checksum.partition(":")
     if pooch.file_hash(str(path), alg=algorithm) != expected:
         warnings.warn(
-            f"{path} is not the published file: it has {images} images of {part.images}, and another {algorithm} sum. "
-            "It is used as it is.",
+            f"{path} is not the published file: it has {count} {part.unit} of {part.count}, and another {algorithm} "
+            "sum. It is used as it is.",
             stacklevel=4,
         )

@@ -10,10 +10,11 @@ __all__ = ["DATASETS", "Dataset", "Part"]
 
 @dataclass(frozen=True)
 class Part:
-    """A file that is read: its checksum and how many images it has."""
+    """A file that is read: its checksum, and how many images (or what else) it has."""
 
     checksum: str
-    images: int
+    count: int
+    unit: str = "images"
 
 
 @dataclass(frozen=True)
@@ -88,6 +89,14 @@ DATASETS = {
         {
             "svhn/train_32x32.mat": Part("md5:e26dedcc434d2e4c54c9b2d4a06d8373", 73_257),
             "svhn/test_32x32.mat": Part("md5:eb5a983be6a315427106f1b164d9cef3", 26_032),
+        },
+    ),
+    "tinyshakespeare": Dataset(
+        ("https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/",),
+        {
+            "tinyshakespeare/input.txt": Part(
+                "sha256:86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed", 1_115_394, "characters"
+            ),
         },
     ),
 }

@@ -26,9 +26,9 @@ from unitvar_reproduction.experiments.forward import KEEPS, OTHERS
 from unitvar_reproduction.experiments.synthetic import SHOWN, Histogram, bare_mask, errors, feed, growth
 from unitvar_reproduction.progress import steps
 
-__all__ = ["Backward"]
+__all__ = ["Backward", "draw"]
 
-INITS = {"paper-backward": "paper", "backward": "exact", "xavier": "Xavier", "he": "He"}
+INITS = {"paper-backward": "paper", "backward": "unitvar, backward", "xavier": "Xavier", "he": "He"}
 CONVENTIONS = ("autograd", "bare mask")
 LAYERS = (0, *SHOWN)
 
@@ -63,7 +63,7 @@ class Backward:
             "others": others,
         }
         path = record.save(self.out / "backward.json", payload)
-        console.print(f"Saved {path} and {_draw(rows, self.out / 'backward.png')}")
+        console.print(f"Saved {path} and {draw(payload, self.out)}")
 
     def _measure(self, keep: float, init: str) -> Iterator[dict[str, Any]]:
         """Measure a panel of the figure under each convention; without dropout they are the same."""
@@ -120,16 +120,24 @@ def _others_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     return table
 
 
-def _draw(rows: Sequence[Mapping[str, Any]], path: Path) -> Path:
-    figure = figures.figure(11, 7.5)
+def draw(payload: Mapping[str, Any], folder: Path) -> Path:
+    """Draw the picture of a saved result: every panel over the same range, that of errors that keep their size."""
+    rows = payload["relu"]
+    figure = figures.figure(11, 8)
     lines = list(dict.fromkeys((row["keep"], row["convention"]) for row in rows))
-    axes = figure.subplots(len(lines), len(INITS))
+    axes = figure.subplots(len(lines), len(INITS), sharex=True, sharey="row")
     for (i, (keep, convention)), (j, init) in itertools.product(enumerate(lines), enumerate(INITS)):
         setting = keep, convention, init
         row = next(row for row in rows if (row["keep"], row["convention"], row["init"]) == setting)
-        figures.densities(axes[i, j], {f"layer {layer}": Histogram(**h) for layer, h in row["errors"].items()})
-        axes[i, j].set_xlabel(f"error, keep {keep:g}" + (f", {convention}" if keep < 1 else ""), fontsize="small")
+        shown = {f"layer {layer}": Histogram(**h) for layer, h in row["errors"].items()}
+        held = init == "backward" and convention == "autograd" and keep == 1
+        figures.densities(axes[i, j], shown, range_from=shown.values() if held else ())
+        axes[i, j].set_xlabel(f"error, keep rate {keep:g}" + (f", {convention}" if keep < 1 else ""), fontsize="small")
+        axes[i, j].xaxis.set_tick_params(labelbottom=True)
+        figures.corner(axes[i, j], f"E δ², layer 0 / layer 20: {_ratio(row['second'], 0):.2g}")
     for ax, name in zip(axes[0], INITS.values(), strict=True):
         ax.set_title(name)
-    axes[0, 0].legend(frameon=False, fontsize="small")
-    return figures.save(figure, path)
+    for ax in axes[:, 0]:
+        ax.set_ylabel("density", fontsize="small")
+    figures.legend(figure, axes[0, 0])
+    return figures.save(figure, folder / "backward.png")

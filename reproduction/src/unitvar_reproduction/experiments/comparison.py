@@ -22,8 +22,8 @@ NAMES = {
     "paper-half": "paper, first 0.5",
     "xavier": "Xavier",
     "he": "He",
-    "forward": "ours, forward",
-    "mean": "ours, mean",
+    "forward": "unitvar, forward",
+    "mean": "unitvar, mean",
 }
 
 
@@ -69,8 +69,9 @@ def summarise(records: Sequence[Mapping[str, Any]], target: float) -> list[dict[
         target: a validation log loss, for the epochs that it takes to reach it.
 
     Returns:
-        For each, the error at the point of the best validation loss, in the mean over seeds; the epochs to the target,
-        None if a seed never reached it; the best validation loss, None if a seed had none.
+        For each, the error at the point of the best validation loss, in the mean over seeds and seed by seed; the
+        epochs to the target, None if a seed never reached it; the best validation loss, None if a seed had none; the
+        curve of the first seed, and between which values all seeds lie.
     """
     rows = []
     for kind, own in _kinds(records).items():
@@ -92,7 +93,11 @@ def summarise(records: Sequence[Mapping[str, Any]], target: float) -> list[dict[
                 "validation": asdict(estimate(losses)) if all(map(math.isfinite, losses)) else None,
                 "epochs_to_target": asdict(estimate([e for e in epochs if e is not None])) if all(epochs) else None,
                 "target": target,
+                "by_seed": {str(r["config"]["seed"]): r["test"]["best"]["error"] for r in chosen},
+                "epochs_by_seed": {str(r["config"]["seed"]): e for r, e in zip(chosen, epochs, strict=True)},
+                "epochs": best["config"]["epochs"],
                 "curve": best["curve"],
+                "band": {name: _band([r["curve"][name] for r in chosen]) for name in ("training", "validation")},
             }
         )
     return rows
@@ -105,6 +110,13 @@ def _kinds(records: Sequence[Mapping[str, Any]]) -> dict[tuple[tuple[str, Any], 
         kind = tuple((name, record["config"][name]) for name in ("activation", "keep", "init", "inputs", "batchnorm"))
         kinds.setdefault(kind, []).append(record)
     return kinds
+
+
+def _band(curves: Sequence[Sequence[float | None]]) -> dict[str, list[float]] | None:
+    """Return the lowest and the highest value of several curves at each point that all of them reach."""
+    points = [[v for v in values if v is not None] for values in zip(*curves, strict=False)]
+    whole = list(itertools.takewhile(lambda values: len(values) == len(curves), points))
+    return {"low": [min(v) for v in whole], "high": [max(v) for v in whole]} if len(curves) > 1 else None
 
 
 def _epochs_to(record: Mapping[str, Any], target: float) -> float | None:
@@ -143,28 +155,40 @@ def table(rows: Sequence[Mapping[str, Any]], title: str) -> Table:
 def draw_panels(
     rows: Sequence[Mapping[str, Any]], path: Path, *, activations: Sequence[str], keeps: Sequence[float]
 ) -> Path:
-    """Draw a panel for each activation and keep rate: training log loss, and validation log loss dashed."""
-    figure = figures.figure(3.6 * len(keeps), 2.7 * len(activations) + 0.3)
+    """Draw a panel for each activation and keep rate: training log loss solid, validation dashed, seeds as a band."""
+    from matplotlib.lines import Line2D
+
+    figure = figures.figure(3.6 * len(keeps), 2.7 * len(activations) + 0.9)
     axes = figure.subplots(len(activations), len(keeps), squeeze=False, sharex=True)
     for (i, activation), (j, keep) in itertools.product(enumerate(activations), enumerate(keeps)):
         ax = axes[i, j]
         own = [row for row in rows if row["activation"] == activation and row["keep"] == keep]
         for row in own:
             colour = figures.COLOURS[list(NAMES).index(row["init"])]
-            label = f"{NAMES[row['init']]}, {row['rate']:g}"
-            _line(ax, row["curve"]["training"], color=colour, linewidth=1.2, label=label)
-            _line(ax, row["curve"]["validation"], color=colour, linewidth=0.8, linestyle="--", alpha=0.6)
-        ax.set_title(f"{activation}, keep {keep:g}", fontsize="medium")
+            for name, style in (("training", "-"), ("validation", "--")):
+                _line(ax, row["curve"][name], color=colour, linewidth=1.2 if style == "-" else 1.0, linestyle=style)
+                band = row["band"][name]
+                if band:
+                    x = [k / POINTS for k in range(1, len(band["low"]) + 1)]
+                    ax.fill_between(x, band["low"], band["high"], color=colour, alpha=0.18, linewidth=0)
+        ax.set_title(f"{activation}, keep rate {keep:g}", fontsize="medium")
         figures.log_losses(ax)
         ax.spines[["top", "right"]].set_visible(False)
-        if own:
-            ax.legend(frameon=False, fontsize="x-small")
-        else:
+        if not own:
             ax.text(0.5, 0.5, "not run yet", transform=ax.transAxes, ha="center", color="0.5")
     for ax in axes[-1]:
         ax.set_xlabel("epoch")
     for ax in axes[:, 0]:
         ax.set_ylabel("log loss")
+    shown = [init for init in NAMES if any(row["init"] == init for row in rows)]
+    handles = [Line2D([], [], color=figures.COLOURS[list(NAMES).index(init)], label=NAMES[init]) for init in shown]
+    handles += [
+        Line2D([], [], color="0.3", label="training, dropout on"),
+        Line2D([], [], color="0.3", linestyle="--", label="validation, dropout off"),
+    ]
+    if any(row["band"]["training"] for row in rows):
+        handles.append(Line2D([], [], color="0.3", alpha=0.25, linewidth=6, label="range of the seeds"))
+    figure.legend(handles=handles, loc="outside upper center", ncols=4, frameon=False, fontsize="small")
     return figures.save(figure, path)
 
 

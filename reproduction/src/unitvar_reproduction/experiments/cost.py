@@ -2,7 +2,7 @@
 
 Paper (§1, §3, after Mishkin & Matas): BatchNorm costs "up to 30 %" more computation, and an initialisation costs none.
 Ours: a fully connected and a convolutional network with BatchNorm over the same without, in training and in evaluation,
-the two interleaved so that other load disturbs both alike. One thread, seconds.
+the two interleaved, by the time of the processor, so that other programs do not count. One thread, seconds.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from unitvar_reproduction import networks, record
 from unitvar_reproduction.arguments import AtLeast
 from unitvar_reproduction.progress import steps
+from unitvar_reproduction.statistics import median_interval
 
 __all__ = ["Cost"]
 
@@ -64,16 +65,16 @@ class Cost:
             for name, (pair, batch) in cases.items():
                 for training in (True, False):
                     ratios = self._ratios([m.train(training) for m in pair], batch, console)
-                    low, middle, high = statistics.quantiles(ratios, n=4)
-                    found = {"median": middle, "quartile_1": low, "quartile_3": high}
+                    low, high = median_interval(ratios)
+                    found = {"median": statistics.median(ratios), "low": low, "high": high}
                     rows.append({"network": name, "mode": "training" if training else "evaluation", **found})
         finally:
             torch.set_num_threads(threads)
-        table = Table(title="Forward time with BatchNorm over without, median (quartiles)", title_justify="left")
+        table = Table(title="Forward time with BatchNorm over without, median (95 % interval)", title_justify="left")
         for head in ("network", "mode", "ratio"):
             table.add_column(head)
         for row in rows:
-            ratio = f"{row['median']:.2f} ({row['quartile_1']:.2f}, {row['quartile_3']:.2f})"
+            ratio = f"{row['median']:.2f} ({row['low']:.2f}, {row['high']:.2f})"
             table.add_row(str(row["network"]), str(row["mode"]), ratio)
         console.print(table)
         path = record.save(
@@ -88,9 +89,9 @@ class Cost:
         for i in steps(range(self.rounds + 1), "cost", console):
             seconds = []
             for model in pair:
-                start = time.perf_counter()
+                start = time.process_time()
                 model(batch)
-                seconds.append(time.perf_counter() - start)
+                seconds.append(time.process_time() - start)
             if i:
                 ratios.append(seconds[0] / seconds[1])
         return ratios

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -76,8 +77,8 @@ def _each(fill: Callable[[Tensor], object]) -> Callable[[nn.Module, Tensor], Non
 
 
 FILLS: dict[str, Callable[[nn.Module, Tensor], object]] = {
-    "initialize_": unitvar.initialize_,
-    "initialize_, measured": lambda model, batch: unitvar.initialize_(model, batch, method="measured"),
+    "initialize_": partial(unitvar.initialize_, inputs="standard"),  # as the inputs are drawn
+    "initialize_, measured": partial(unitvar.initialize_, method="measured", inputs="standard"),
     "kaiming_normal_": _each(nn.init.kaiming_normal_),
     "xavier_uniform_": _each(nn.init.xavier_uniform_),
     "orthogonal_": _each(nn.init.orthogonal_),

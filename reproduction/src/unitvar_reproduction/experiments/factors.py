@@ -28,7 +28,7 @@ from unitvar_reproduction.experiments.mlp import Trial, network
 from unitvar_reproduction.progress import steps
 from unitvar_reproduction.training.loop import seeded
 
-__all__ = ["Factors", "layer_factors"]
+__all__ = ["Factors", "draw", "layer_factors"]
 
 ACTIVATIONS = ("tanh", "relu", "elu", "gelu")
 KEEPS = (1.0, 0.5)
@@ -87,7 +87,7 @@ class Factors:
         config = {"dataset": self.dataset, "seeds": self.seeds, "examples": len(raw)}
         payload = {"experiment": "factors", "config": config, "rows": rows}
         path = record.save(self.out / "factors.json", payload)
-        console.print(f"Saved {path} and {_draw(rows, self.out / 'factors.png')}")
+        console.print(f"Saved {path} and {draw(payload, self.out)}")
 
     def _raw(self) -> data.Images:
         if self.dataset == "mnist":
@@ -106,7 +106,7 @@ def _table(rows: Sequence[Mapping[str, Any]], dataset: str) -> Table:
     table = Table(title=title, title_justify="left")
     table.add_column("")
     table.add_column("keep", justify="right")
-    for head in ("E f² exact", "paper", "ours", "E f'² exact", "paper", "ours"):
+    for head in ("E f² exact", "paper", "unitvar", "E f'² exact", "paper", "unitvar"):
         table.add_column(head, justify="right")
     for activation, keep in itertools.product(ACTIVATIONS, KEEPS):
         exact = activation_moments(activation)
@@ -121,8 +121,12 @@ def _table(rows: Sequence[Mapping[str, Any]], dataset: str) -> Table:
     return table
 
 
-def _draw(rows: Sequence[Mapping[str, Any]], path: Path) -> Path:
-    figure = figures.figure(11, 5.2)
+def draw(payload: Mapping[str, Any], folder: Path) -> Path:
+    """Draw the picture of a saved result: the factors by layer, over a range that holds all lines."""
+    from matplotlib.lines import Line2D
+
+    rows = payload["rows"]
+    figure = figures.figure(11, 5.6)
     axes = figure.subplots(2, len(ACTIVATIONS), sharex=True)
     for (i, (key, label)), (j, activation) in itertools.product(
         enumerate((("f", "E f²"), ("slope", "E f'²"))), enumerate(ACTIVATIONS)
@@ -133,15 +137,21 @@ def _draw(rows: Sequence[Mapping[str, Any]], path: Path) -> Path:
             colour = figures.COLOURS[INITS.index(row["init"])]
             style = "-" if row["inputs"] == "standardised" else ":"
             values = [layer[key] for layer in row["layers"]]
-            name = f"{NAMES[row['init']]}, {row['inputs']}"
-            ax.plot(range(1, len(values) + 1), values, style, color=colour, marker="o", markersize=3, label=name)
+            ax.plot(range(1, len(values) + 1), values, style, color=colour, marker="o", markersize=3, clip_on=False)
         exact = activation_moments(activation)
-        ax.axhline(exact.second if key == "f" else exact.slope, color="0.6", linewidth=0.8, zorder=0)
-        ax.set_title(f"{activation}, keep {KEEPS[-1]:g}" if i == 0 else "", fontsize="medium")
+        ax.axhline(exact.second if key == "f" else exact.slope, color="0.6", linewidth=1.2, zorder=0)
+        ax.set_title(f"{activation}, keep rate {KEEPS[-1]:g}" if i == 0 else "", fontsize="medium")
         ax.set_ylabel(label if j == 0 else "")
-        ax.set_ylim(bottom=0)
+        ax.set_ylim(bottom=0, top=1.05 * ax.get_ylim()[1])
+        ax.set_xticks(range(1, 8))
         ax.spines[["top", "right"]].set_visible(False)
         if i:
             ax.set_xlabel("hidden layer")
-    axes[0, 0].legend(frameon=False, fontsize="x-small")
-    return figures.save(figure, path)
+    handles = [Line2D([], [], color=figures.COLOURS[INITS.index(init)], label=NAMES[init]) for init in INITS]
+    handles += [
+        Line2D([], [], color="0.2", linestyle="-", label="standardised pixels"),
+        Line2D([], [], color="0.2", linestyle=":", label="raw pixels"),
+        Line2D([], [], color="0.6", linewidth=1.2, label="Table 1, exact"),
+    ]
+    figure.legend(handles=handles, loc="outside upper center", ncols=len(handles), frameon=False, fontsize="small")
+    return figures.save(figure, folder / "factors.png")

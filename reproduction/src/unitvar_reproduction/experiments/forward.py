@@ -24,10 +24,10 @@ from unitvar_reproduction import figures, record
 from unitvar_reproduction.experiments.synthetic import SHOWN, Histogram, feed, growth
 from unitvar_reproduction.progress import steps
 
-__all__ = ["KEEPS", "OTHERS", "Forward"]
+__all__ = ["KEEPS", "OTHERS", "Forward", "draw"]
 
 KEEPS = (1.0, 0.6)
-INITS = {"forward": "ours", "xavier": "Xavier", "he": "He"}
+INITS = {"forward": "unitvar, forward", "xavier": "Xavier", "he": "He"}
 OTHERS = (
     *("tanh", "softsign", "hardtanh", "relu6", "selu", "elu", "softplus", "relu", "leaky_relu"),
     *("mish", "gelu", "silu", "hardswish"),
@@ -64,7 +64,7 @@ class Forward:
             "others": others,
         }
         path = record.save(self.out / "forward.json", payload)
-        pictures = _draw(relu, self.out / "forward.png"), _draw_others(others, self.out / "forward_others.png")
+        pictures = draw(payload, self.out)
         console.print(f"Saved {path}, {pictures[0]} and {pictures[1]}")
 
     def _relu(self, keep: float, init: str) -> dict[str, Any]:
@@ -101,7 +101,9 @@ def _table(rows: Sequence[Mapping[str, Any]], seeds: int) -> Table:
 
 
 def _others_table(rows: Sequence[Mapping[str, Any]]) -> Table:
-    table = Table(title="Ours, other activations: E z² at layer 20, lowest … highest network", title_justify="left")
+    table = Table(
+        title="unitvar, forward, other activations: E z² at layer 20, lowest … highest network", title_justify="left"
+    )
     for head in ("activation", "chi", *(f"keep {keep:g}" for keep in KEEPS)):
         table.add_column(head, justify="left" if head == "activation" else "right")
     for name in dict.fromkeys(row["activation"] for row in rows):
@@ -111,28 +113,56 @@ def _others_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     return table
 
 
+def draw(payload: Mapping[str, Any], folder: Path) -> tuple[Path, Path]:
+    """Draw both pictures of a saved result."""
+    return (
+        _draw(payload["relu"], folder / "forward.png"),
+        _draw_others(payload["others"], folder / "forward_others.png"),
+    )
+
+
 def _draw(rows: Sequence[Mapping[str, Any]], path: Path) -> Path:
-    figure = figures.figure(10, 10.5)
-    axes = figure.subplots(2 * len(KEEPS), len(INITS))
+    figure = figures.figure(10, 11)
+    axes = figure.subplots(2 * len(KEEPS), len(INITS), sharex="row", sharey="row")
     for (i, keep), (j, init) in itertools.product(enumerate(KEEPS), enumerate(INITS)):
         row = next(row for row in rows if row["keep"] == keep and row["init"] == init)
         for k, side in enumerate(("inputs", "outputs")):
             ax = axes[2 * i + k, j]
-            figures.densities(ax, {f"layer {layer}": Histogram(**h) for layer, h in row[side].items()})
-            ax.set_xlabel(f"neuron {side}, keep {keep:g}", fontsize="small")
+            shown = {f"layer {layer}": Histogram(**h) for layer, h in row[side].items()}
+            figures.densities(ax, shown, range_from=shown.values() if init == "forward" else ())
+            ax.set_xlabel(f"neuron {side}, keep rate {keep:g}", fontsize="small")
+        figures.corner(axes[2 * i, j], f"E z² at layer {SHOWN[-1]}: {_mean(row['second'], SHOWN[-1]):.2g}")
         axes[2 * i, j].set_title(INITS[init])
-    axes[0, 0].legend(frameon=False, fontsize="small")
+    for ax in axes[:, 0]:
+        ax.set_ylabel("density", fontsize="small")
+    figures.legend(figure, axes[0, 0])
     return figures.save(figure, path)
 
 
 def _draw_others(rows: Sequence[Mapping[str, Any]], path: Path) -> Path:
-    from unitvar import plot
-
-    figure = figures.figure(10, 4.2)
-    axes = figure.subplots(1, 2, sharey=True)
-    for ax, stable in zip(axes, (True, False), strict=True):
-        own = [row for row in rows if row["keep"] == min(KEEPS) and (row["chi"] <= 1 + 1e-9) == stable]
-        lines = {f"{row['activation']}, chi {row['chi']:.2f}": row["second"][0] for row in own}
-        plot.by_depth(lines, ax=ax)
-        ax.set_title(f"ours, keep {min(KEEPS):g}, chi {'≤' if stable else '>'} 1", fontsize="medium")
+    """Draw a small panel for each activation, by chi: in one panel, lines that stay at one would hide each other."""
+    names = sorted({row["activation"]: row["chi"] for row in rows}.items(), key=lambda item: item[1])
+    columns = min(5, max(1, len(names)))
+    lines = -(-len(names) // columns) or 1
+    figure = figures.figure(2.1 * columns + 0.6, 1.75 * lines + 0.5)
+    axes = figure.subplots(lines, columns, sharex=True, sharey=True, squeeze=False).flatten()
+    for ax, (name, chi) in zip(axes, names, strict=False):
+        ax.axhline(1, color="0.7", linewidth=0.8, zorder=0)
+        for keep, colour in zip(KEEPS, figures.COLOURS, strict=False):
+            for run in (
+                run for row in rows if (row["activation"], row["keep"]) == (name, keep) for run in row["second"]
+            ):
+                ax.plot(range(len(run)), run, color=colour, linewidth=0.9, alpha=0.8)
+        ax.set_yscale("log")
+        ax.set_title(
+            f"{name}, chi {chi:.2f}", fontsize="small", color="black" if chi <= 1 + 1e-9 else figures.COLOURS[1]
+        )
+        ax.spines[["top", "right"]].set_visible(False)
+        ax.tick_params(labelsize="x-small")
+    for ax in axes[len(names) :]:
+        ax.set_axis_off()
+    figure.supxlabel("layer", fontsize="small")
+    figure.supylabel("E z²", fontsize="small")
+    keeps = [(f"keep rate {keep:g}", colour) for keep, colour in zip(KEEPS, figures.COLOURS, strict=False)]
+    figures.colour_legend(figure, keeps)
     return figures.save(figure, path)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -50,7 +51,7 @@ FILLS: dict[str, Callable[[nn.Module, Tensor], object]] = {
     "PyTorch's default": lambda model, batch: None,
     "Xavier": _each(nn.init.xavier_uniform_),
     "He": _each(lambda weight: nn.init.kaiming_normal_(weight, nonlinearity="relu")),
-    "ours": unitvar.initialize_,
+    "ours": partial(unitvar.initialize_, inputs="standard"),  # as recorded
 }
 
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from unitvar_reproduction.judgement import VERDICTS, verdict
 from unitvar_reproduction.statistics import Estimate
 
-__all__ = ["VERDICTS", "Grid", "Payload", "Section", "mean", "percent", "precision", "verdict"]
+__all__ = ["VERDICTS", "Grid", "Payload", "Picture", "Section", "mean", "percent", "points", "precision", "verdict"]
 
 Payload = Mapping[str, Any]
-VERDICTS = ("held", "partly", "not held", "not at this scale")
 
 
 @dataclass(frozen=True)
@@ -21,6 +21,15 @@ class Grid:
     caption: str
     heads: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A figure: its file, what to see in it, and what it shows to those who cannot see it."""
+
+    file: str
+    caption: str
+    alt: str
 
 
 @dataclass(frozen=True)
@@ -36,20 +45,9 @@ class Section:
     """Seeds and sizes."""
 
     tables: tuple[Grid, ...] = ()
-    pictures: tuple[str, ...] = field(default=())
+    pictures: tuple[Picture | str, ...] = field(default=())
     verdict: str = ""
     """One of VERDICTS, by the numbers; nothing where the paper claims nothing."""
-
-
-def verdict(parts: Iterable[bool], *, shrunk: bool = False) -> str:
-    """Return what becomes of a claim, some parts of which held; a shrunk experiment cannot refute it.
-
-    Nothing without parts: what has not been run neither held nor failed.
-    """
-    held = list(parts)
-    if not held:
-        return ""
-    return VERDICTS[0] if all(held) else VERDICTS[1] if any(held) else VERDICTS[3 if shrunk else 2]
 
 
 def mean(values: Sequence[float | None]) -> float:
@@ -61,6 +59,16 @@ def mean(values: Sequence[float | None]) -> float:
 def percent(value: Mapping[str, Any]) -> str:
     """Write a saved estimate in percent."""
     return Estimate(**value).percent()
+
+
+def points(value: Mapping[str, Any] | Estimate | None) -> str:
+    """Write a difference of errors in percentage points, with its sign."""
+    if value is None:
+        return "–"
+    found = value if isinstance(value, Estimate) else Estimate(**value)
+    mean, half_width = 100 * found.mean, found.half_width
+    written = f"{mean:+.2f}".replace("-", "−")
+    return written if half_width is None else f"{written} ± {100 * half_width:.2f}"
 
 
 def precision(name: str) -> str:

@@ -108,7 +108,7 @@ def row(family: str, make: Family, *, draws: int, seed: int = 0) -> Row:
     for draw in range(draws):
         torch.manual_seed(seed + draw)
         model, example = make()
-        plan = unitvar.initialize_(model, example)
+        plan = unitvar.initialize_(model, example, inputs="standard")  # as examples are drawn
         for name, value in measured(model, example).items():
             if name not in plan.skipped:
                 seen.setdefault(name, []).append(value)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Literal
+from typing import Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 __all__ = ["ACTIVATIONS", "DenseNet", "Dropout", "drop_", "evaluating", "layers_a_block", "mlp", "quicken_", "vgg"]
 
+Module = TypeVar("Module", bound=nn.Module)
 ACTIVATIONS: dict[str, type[nn.Module]] = {"tanh": nn.Tanh, "relu": nn.ReLU, "elu": nn.ELU, "gelu": nn.GELU}
 
 
@@ -97,7 +98,7 @@ class Dropout(nn.Dropout):
         return x * torch.rand_like(x, dtype=torch.float32).lt_(keep).to(x.dtype).div_(keep)
 
 
-def quicken_(model: nn.Sequential) -> nn.Sequential:
+def quicken_(model: Module) -> Module:
     """Put the quicker dropout in place of torch's; return the model."""
     for module in list(model.modules()):
         for name, child in module.named_children():

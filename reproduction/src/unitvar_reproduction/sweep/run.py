@@ -1,16 +1,14 @@
-"""Independent trials: one JSON a trial, written when it is done, so that a sweep can resume."""
+"""Independent trials: the result of each is kept when it is done, so that a sweep can resume."""
 
 from __future__ import annotations
 
 import functools
-import hashlib
-import json
 import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import BrokenExecutor
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,6 +17,7 @@ from rich.console import Console
 
 from unitvar_reproduction import record
 from unitvar_reproduction.sweep.pools import Pool, processes, ray_cluster, together
+from unitvar_reproduction.sweep.store import Files, Store, trial_path
 from unitvar_reproduction.sweep.view import SweepView
 from unitvar_reproduction.training.replicas import replica
 
@@ -41,12 +40,6 @@ class TrialError(RuntimeError):
     """Some trials of a sweep failed; all others have their results."""
 
 
-def trial_path(folder: Path, config: Any) -> Path:
-    """Return where the result of a trial belongs: a name made of its experiment and the hash of its config."""
-    text = json.dumps({"kind": type(config).__name__, **asdict(config)}, sort_keys=True)
-    return folder / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.json"
-
-
 def checkpoint_path(out: Path, config: Any) -> Path:
     """Return where a trial saves its training until its result is on disk."""
     return trial_path(out / CHECKPOINTS, config).with_suffix(".pt")
@@ -67,14 +60,13 @@ def forget_checkpoints(out: Path) -> None:
 
 def finished(configs: Sequence[Any], folder: Path) -> list[dict[str, Any]]:
     """Return the saved records of those trials that have one, in order."""
-    paths = [trial_path(folder, config) for config in configs]
-    return [record.load(path) for path in paths if path.exists()]
+    return Files(folder).load(configs)
 
 
 def sweep(
     trial: Callable[[Config], Mapping[str, object]],
     configs: Sequence[Config],
-    folder: Path,
+    folder: Path | Store,
     console: Console,
     *,
     label: str,
@@ -83,6 +75,7 @@ def sweep(
     device: str = "cpu",
     settled: Callable[[Config], object] = lambda config: None,
     ran: Mapping[str, object] | None = None,
+    pool: Pool | None = None,
 ) -> list[dict[str, Any]]:
     """Run every trial that has no result yet, each on one thread, and return all results in order.
 
@@ -92,7 +85,7 @@ def sweep(
     Args:
         trial: what to run; a module-level function, since it goes to other processes.
         configs: frozen dataclasses, one for each trial; earlier ones start first.
-        folder: where the results are and go.
+        folder: where the results are and go: a folder of one file a trial, or another store.
         console: where to show what runs, what is left and the time to go.
         label: what to call the sweep there.
         workers: trials at once; default: one for each core, or one alone on a GPU.
@@ -100,15 +93,17 @@ def sweep(
         device: what trials need a core of, or a GPU of the cluster if it is "cuda".
         settled: called with a trial when its result is on disk.
         ran: what to note of how the trials ran, beside versions and hardware.
+        pool: where to run them, if it is there already: many short sweeps need not start processes each.
 
     Returns:
         For each config the saved record, with ``config`` and what the trial returned.
     """
     if workers is not None and workers < 1:
         raise ValueError(f"workers={workers} is not 1 or more; leave it out for one on each core, or one on a GPU.")
-    finished(configs, folder)  # a file that cannot be read is better met now than after hours
+    store = Files(folder) if isinstance(folder, Path) else folder
+    store.load(configs)  # a file that cannot be read is better met now than after hours
     place = replica()
-    missing = place.gather([not trial_path(folder, config).exists() for config in configs])[0]
+    missing = place.gather(store.missing(configs))[0]
     todo = deque(config for config, wanted in zip(configs, missing, strict=True) if wanted)
     if place.first:
         for config, wanted in zip(configs, missing, strict=True):
@@ -118,15 +113,24 @@ def sweep(
         most = workers or (os.cpu_count() if device == "cpu" else 1) or 1  # a GPU may have room for one
         size = min(most, len(todo))
         progress = SweepView(label, configs, done=len(configs) - len(todo))
-        pool = together() if place.count > 1 else ray_cluster(ray, workers, device) if ray else processes(size)
-        with pool as running, progress.shown(console):
+        with _pool(pool, size, workers, ray, device) as running, progress.shown(console):
             progress.size = running.size
             for config, result in _results(running, functools.partial(_measure, trial, ran or {}), todo, progress):
                 if place.first:
-                    record.save(trial_path(folder, config), result)
+                    store.save(config, result)
                     settled(config)
                 place.gather(None)  # nobody goes on before it is there
-    return finished(configs, folder)
+    return store.load(configs)
+
+
+def _pool(
+    given: Pool | None, size: int, workers: int | None, ray: str | None, device: str
+) -> AbstractContextManager[Pool]:
+    if given is not None:
+        return nullcontext(given)
+    if replica().count > 1:
+        return together()
+    return ray_cluster(ray, workers, device) if ray else processes(size)
 
 
 def _results(

@@ -22,6 +22,7 @@ from unitvar_reproduction.sweep.run import (
     forget_checkpoints,
     sweep,
 )
+from unitvar_reproduction.training import checkpoint
 from unitvar_reproduction.training.replicas import replica
 
 __all__ = ["Stage", "StagedSweep", "resumable", "stopwatch", "time_spent"]
@@ -132,7 +133,10 @@ class StagedSweep(ABC):
 
 def resumable(trial: Any, *, run: Callable[..., dict[str, Any]], out: Path, **options: Any) -> dict[str, Any]:
     """Run a trial that saves its training on the way, and goes on from there."""
-    return run(trial, checkpoint=checkpoint_path(out, trial), **options)
+    path = checkpoint_path(out, trial)
+    if path.exists():  # one that cannot be read is better met now than after the data are read
+        checkpoint.check(path)
+    return run(trial, checkpoint=path, **options)
 
 
 def stopwatch(notes: dict[str, Any]) -> Callable[[], None]:

@@ -14,7 +14,7 @@ from torch import nn
 from unitvar_reproduction import record
 from unitvar_reproduction.training.replicas import replica
 
-__all__ = ["State"]
+__all__ = ["State", "check"]
 
 
 @dataclass
@@ -51,9 +51,8 @@ class State:
     def load(self, path: Path) -> None:
         """Go on from a checkpoint; the notes' dict is filled, not replaced."""
         place = replica()
-        with _explained(path):
-            saved = torch.load(path, map_location="cpu", weights_only=True)
-            processes = len(saved["random"])
+        saved = check(path)
+        processes = len(saved["random"])
         if processes != place.count:
             raise ValueError(
                 f"{path} was saved by {processes} processes and this is one of {place.count}: they would not go on "
@@ -68,6 +67,40 @@ class State:
             self.notes.update(saved["notes"])
             self.epoch = saved["epoch"]
             self.losses = saved["losses"]
+
+
+PARTS: dict[str, type] = {
+    "model": dict,
+    "optimiser": dict,
+    "order": torch.Tensor,
+    "random": list,
+    "notes": dict,
+    "epoch": int,
+    "losses": list,
+}
+
+
+def check(path: Path) -> dict[str, Any]:
+    """Read a checkpoint and refuse what is none, in milliseconds: before data are read or a network is built.
+
+    Args:
+        path: the file.
+
+    Returns:
+        Its parts, each of its type.
+    """
+    with _explained(path):
+        saved = torch.load(path, map_location="cpu", weights_only=True)
+        for name, kind in PARTS.items():
+            if not isinstance(saved[name], kind) or isinstance(saved[name], bool):
+                raise TypeError(f"{name} is a {type(saved[name]).__name__}, not a {kind.__name__}")
+        if not all(isinstance(loss, float) for loss in saved["losses"]):
+            raise TypeError("losses are not all floats")
+        if not saved["random"] or not all(isinstance(r, list) and r for r in saved["random"]):
+            raise TypeError("random is not a list of random states for each process")
+        if saved["epoch"] < 0:
+            raise ValueError(f"epoch is {saved['epoch']}")
+        return dict(saved)
 
 
 @contextmanager

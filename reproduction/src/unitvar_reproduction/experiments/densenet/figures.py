@@ -1,4 +1,4 @@
-"""The error by the number of batches that re-estimation sees, and by their size."""
+"""What re-estimation loses with fewer batches, and with smaller ones."""
 
 from __future__ import annotations
 
@@ -12,31 +12,36 @@ __all__ = ["draw_sensitivity"]
 
 
 def draw_sensitivity(rows: Mapping[str, Sequence[Mapping[str, Any]]], path: Path) -> Path:
-    """Draw two panels: error by the number of batches, and by their size, with what it is as trained."""
-    figure = figures.figure(8.4, 3.2)
+    """Draw two panels: the error minus that with all batches of 64, each with the interval of that difference.
+
+    Differences, not errors: networks differ among themselves by more than the number of batches matters.
+    """
+    figure = figures.figure(8.4, 3.4)
     axes = figure.subplots(1, 2, sharey=True)
-    trained = 100 * rows["as trained"][0]["error"]["mean"]
+    trained = rows["as trained"][0]["error minus all"]
     for ax, what, key, label in (
-        (axes[0], "batches", "batches", "batches used"),
-        (axes[1], "sizes", "size", "batch size, all images"),
+        (axes[0], "batches", "batches", "batches of 64 used"),
+        (axes[1], "sizes", "size", "batch size, all images used"),
     ):
-        values = rows[what]
-        spread = [row["error minus all"]["half_width"] for row in values]
+        ax.axhline(0, color="0.7", linewidth=0.8, zorder=0)
+        differences = [row["error minus all"] for row in rows[what]]
         ax.errorbar(
-            [row[key] for row in values],
-            [100 * row["error"]["mean"] for row in values],
-            # Of the difference to all batches: networks differ more among themselves than any of this matters.
-            yerr=[100 * (s or 0.0) for s in spread],
+            [row[key] for row in rows[what]],
+            [100 * d["mean"] for d in differences],
+            yerr=[100 * (d["half_width"] or 0.0) for d in differences],
             color=figures.COLOURS[0],
             marker="o",
             capsize=3,
-            label="mean and variance, dropout off",
+            label="re-estimated, dropout off",
         )
-        ax.axhline(trained, color=figures.COLOURS[1], linestyle="--", label="as trained")
+        if trained["half_width"]:
+            low, high = (100 * (trained["mean"] + sign * trained["half_width"]) for sign in (-1, 1))
+            ax.axhspan(low, high, color=figures.COLOURS[1], alpha=0.12, linewidth=0)
+        ax.axhline(100 * trained["mean"], color=figures.COLOURS[1], linestyle="--", label="as trained")
         ax.set_xscale("log", base=2)
         ax.xaxis.set_major_formatter("{x:g}")
         ax.set_xlabel(label)
         ax.spines[["top", "right"]].set_visible(False)
-    axes[0].set_ylabel("test error, %")
-    axes[0].legend(frameon=False, fontsize="small")
+    axes[0].set_ylabel("test error minus all batches of 64,\npercentage points, 95 % interval", fontsize="small")
+    axes[1].legend(frameon=False, fontsize="small")
     return figures.save(figure, path)

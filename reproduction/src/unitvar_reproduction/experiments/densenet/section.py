@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from unitvar_reproduction.experiments.densenet.summary import KIND
-from unitvar_reproduction.experiments.section import Grid, Payload, Section, percent, precision, verdict
+from unitvar_reproduction.experiments.section import Grid, Payload, Picture, Section, percent, precision
+from unitvar_reproduction.judgement import CHANCE, Answer, clearly_lower, count, lower, verdict
 from unitvar_reproduction.statistics import Estimate
 from unitvar_reproduction.training.batchnorm import VARIANTS
 from unitvar_reproduction.values import STATE_OF_THE_ART, TABLE2
@@ -19,7 +20,6 @@ PUBLISHED = {  # images to train on, SVHN's extra ones, which we never have, amo
     "cifar100": (50_000, 10_000),
     "svhn": (604_388, 26_032),
 }
-CHANCE = 0.05  # the p above which a difference may be chance
 MOMENTS = {"halfway": "half-way", "end": "at the end"}
 
 
@@ -49,8 +49,26 @@ def densenet(p: Payload) -> Section:
         "only one of both gets wrong (McNemar), the largest of the networks', or 1 if they differ in the direction; "
         f"beyond chance: below {CHANCE:g}, and with several networks the 95 % interval of the difference without 0.",
         tuple(tables),
-        (f"{p['experiment']}_batches.png",) if p["sensitivity"] else (),
-        verdict=verdict((gain["error"]["mean"] < 0 and _clear(gain) for gain in gains), shrunk=not any(full)),
+        (_picture(p),) if p["sensitivity"] else (),
+        verdict=verdict(map(_judged, gains), shrunk=not any(full)),
+    )
+
+
+def _picture(p: Payload) -> Picture:
+    differences = [
+        Estimate(**row["error minus all"])
+        for what in ("batches", "sizes")
+        for row in p["sensitivity"][what]
+        if row["error minus all"]["half_width"]
+    ]
+    better, worse, _ = count(map(lower, differences))
+    return Picture(
+        f"{p['experiment']}_batches.png",
+        "How many batches, and how large? Each point is the test error minus that of re-estimation with all batches of "
+        f"64 (the line at 0), paired by network; bars are 95 % intervals. {better + worse} of {len(differences)} "
+        "differences are significant. The dashed line and its band are the network as trained.",
+        "Two panels of points with error bars around zero, by number of batches from 1 to all and by batch size; the "
+        "bars shrink as batches are added.",
     )
 
 
@@ -120,23 +138,22 @@ def _overview(rows: Sequence[Mapping[str, Any]]) -> Grid:
     return Grid(caption, ("data, keep", "moment", "networks", *VARIANTS, "paper's"), tuple(lines))
 
 
-def _clear(pair: Mapping[str, Any]) -> bool:
-    """Return whether a difference is beyond chance: in each network by its images, and over networks if there are."""
-    over = Estimate(**pair["error"])
-    return pair["p"] < CHANCE and (over.half_width is None or over.excludes_zero)
+def _judged(pair: Mapping[str, Any]) -> Answer:
+    """Answer whether an error is lower: in each network by its images, and over networks if there are several."""
+    return clearly_lower(Estimate(**pair["error"]), pair["p"])
 
 
 def _gains(rows: Sequence[Mapping[str, Any]], variant: str, other: str) -> str:
     """Count the cases in which one variant has a lower error than another, and those in which that cannot be chance."""
     own = [row for row in rows if row["arm"] == variant]
     pairs = [row["against"][other] for row in own]
-    lower, higher = (sum(sign * pair["error"]["mean"] > 0 and _clear(pair) for pair in pairs) for sign in (-1, 1))
+    fewer, higher, _ = count(map(_judged, pairs))
     better = sum(pair["error"]["mean"] < 0 for pair in pairs)
     ended = [row for row in own if row["moment"] == "end"]
     networks = (
         f"{sum(row['against'][other]['lower'] for row in ended)} of {sum(row['seeds'] for row in ended)} networks"
     )
-    chance = f"beyond chance in {lower} (and higher beyond chance in {higher})"
+    chance = f"beyond chance in {fewer} (and higher beyond chance in {higher})"
     return f"in {better} of {len(pairs)} cases, {chance}; at the end in {networks}"
 
 

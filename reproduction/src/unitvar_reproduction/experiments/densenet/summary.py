@@ -98,8 +98,10 @@ def sensitivity_rows(records: Sequence[Record]) -> dict[str, list[dict[str, Any]
                 row[f"{metric} minus all"] = _difference(pairs, "this", "all", metric)
             rows.append(row)
         found[what] = rows
-    trained = [r["measured"]["end"][VARIANTS[0]] for r in own]
-    found["as trained"] = [{m: _estimated([t[m] for t in trained]) for m in ("error", "log_loss")}]
+    pairs = [{"this": r["measured"]["end"][VARIANTS[0]], "all": r["sensitivity"]["batches"][-1]} for r in own]
+    row = {metric: _estimated([pair["this"][metric] for pair in pairs]) for metric in ("error", "log_loss")}
+    differences = {f"{m} minus all": _difference(pairs, "this", "all", m) for m in ("error", "log_loss")}
+    found["as trained"] = [{**row, **differences}]
     return found
 
 

@@ -13,6 +13,8 @@ from unitvar_reproduction.experiments.section import VERDICTS, Grid, Payload, Se
 from unitvar_reproduction.experiments.sections.batchnorm import cost, reestimation
 from unitvar_reproduction.experiments.sections.trained import digits, mnist
 from unitvar_reproduction.experiments.sections.untrained import backward, factors, forward, stability, table1
+from unitvar_reproduction.experiments.trainability.section import trainability
+from unitvar_reproduction.experiments.training.section import training
 from unitvar_reproduction.experiments.vgg.section import vgg
 
 __all__ = ["SECTIONS", "VERDICTS", "Grid", "Section"]
@@ -27,9 +29,12 @@ SECTIONS: dict[str, Callable[[Payload], Section]] = {
     "factors": factors,
     "vgg": vgg,
     "vgg_small": vgg,
+    "trainability": trainability,
+    "trainability_small": trainability,
     "densenet": densenet,
     "densenet_small": densenet,
     "reestimation": reestimation,
     "stability": stability,
     "cost": cost,
+    "training": training,
 }

@@ -7,12 +7,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from unitvar_reproduction.experiments.comparison import NAMES
-from unitvar_reproduction.experiments.section import Grid, Payload, Section, percent, verdict
+from unitvar_reproduction.experiments.section import Grid, Payload, Picture, Section, percent, points
+from unitvar_reproduction.judgement import Answer, count, in_words, lower, paired, verdict
 from unitvar_reproduction.statistics import Estimate
 
 __all__ = ["digits", "mnist"]
 
-CURVES = "Curves: training solid, with dropout on; validation dashed, with dropout off."
+PAIRED = "Differences are paired by seed; “lower” and “sooner” mean that their 95 % interval excludes zero."
+LOOK = (
+    "Look for the colour that falls first: a panel for each activation and keep rate, the tuned rate of each "
+    "initialisation. Solid lines are the training loss with dropout on, dashed ones the validation loss with dropout "
+    "off; bands show the range of the seeds."
+)
 
 
 def mnist(p: Payload) -> Section:
@@ -33,9 +39,15 @@ def mnist(p: Payload) -> Section:
         tuple(found),
         f"{scale}: {base['hidden'] + 1} layers of {base['width']}, batch {base['batch']}, Adam, {base['held_out']:,} "
         f"images held out; {done['trials']} of {done['planned']} trials done. Errors are at the best validation "
-        f"loss. {CURVES}",
+        f"loss. {PAIRED}",
         tuple(grids),
-        (f"{p['experiment']}.png",),
+        (
+            Picture(
+                f"{p['experiment']}.png",
+                LOOK,
+                "Log loss over epochs on MNIST, a panel for each activation and keep rate.",
+            ),
+        ),
         verdict=_faster(raw, shrunk=p["config"]["scale"] != "paper"),
     )
 
@@ -46,14 +58,14 @@ def digits(p: Payload) -> Section:
     claims = {(row["init"], row["batchnorm"]): row for row in p["claims"]}
 
     def difference(init: str, batchnorm: bool) -> str:
-        return percent(claims[init, batchnorm]["error minus paper"])
+        return points(claims[init, batchnorm]["error minus paper"])
 
     base = p["config"]["base"]
     found += [
-        f"First layer's factor 0.5 instead of 1: the error changes by {difference('paper-half', False)} % points. "
-        f"“Miniscule” {_judge(claims['paper-half', False])}.",
-        f"He's against the paper's weights: {difference('he', False)} % points without BatchNorm, "
-        f"{difference('he', True)} with it. {_removed(claims['he', False], claims['he', True])}",
+        f"First layer's factor 0.5 instead of 1 changes the error by {difference('paper-half', False)} points: "
+        f"{_judge(claims['paper-half', False])}.",
+        f"He's weights minus the paper's: {difference('he', False)} points without BatchNorm, {difference('he', True)} "
+        f"with it. {_removed(claims['he', False], claims['he', True])}",
     ]
     variants = tuple(
         (
@@ -70,7 +82,7 @@ def digits(p: Payload) -> Section:
         "removes the need for an initialisation that corrects for dropout.",
         tuple(found),
         f"8x8 digits: 800 to train on, {base['held_out']} to tune on, 797 to test on; {base['hidden'] + 1} layers of "
-        f"{base['width']}, {base['epochs']} epochs, {p['config']['seeds']} seeds, 95 % intervals. {CURVES}",
+        f"{base['width']}, {base['epochs']} epochs, {p['config']['seeds']} seeds. {PAIRED}",
         (
             _matrix("each initialisation at its tuned rate", p["rows"]),
             _comparison("Each initialisation at its tuned rate", p["rows"]),
@@ -80,24 +92,23 @@ def digits(p: Payload) -> Section:
                 variants,
             ),
         ),
-        ("digits.png",),
+        (Picture("digits.png", LOOK, "Log loss over epochs on the 8x8 digits, a panel for each keep rate."),),
         verdict=_faster(p["rows"], shrunk=True),
     )
 
 
 def _judge(row: Mapping[str, Any]) -> str:
-    seen = Estimate(**row["error minus paper"]).excludes_zero
-    return "it is not, here" if seen else "it may be: the interval holds zero"
+    seen = lower(Estimate(**row["error minus paper"]))
+    return "not significant, but the interval is wide" if seen is None else "significant, so not “miniscule” here"
 
 
 def _removed(plain: Mapping[str, Any], normed: Mapping[str, Any]) -> str:
     """Say what of a difference between initialisations is left under BatchNorm."""
     before, after = (Estimate(**row["error minus paper"]) for row in (plain, normed))
-    if not before.excludes_zero:
-        return "Without a norm the difference cannot be told from none, so this says nothing of the norm."
-    share = abs(after.mean / before.mean)
-    kept = "can" if after.excludes_zero else "cannot"
-    return f"With a norm {100 * share:.0f} % of the difference is left, which {kept} be told from none."
+    if lower(before) is None:
+        return "The first is not significant, so this says nothing about the norm."
+    share = f"BatchNorm leaves {100 * abs(after.mean / before.mean):.0f} % of the difference"
+    return f"{share}, {'which is not significant' if lower(after) is None else 'which is still significant'}."
 
 
 def _panels(rows: Sequence[Mapping[str, Any]]) -> Iterator[list[Mapping[str, Any]]]:
@@ -119,17 +130,26 @@ def _pairs(rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[Mapping[str, Any
 
 def _faster(rows: Sequence[Mapping[str, Any]], *, shrunk: bool) -> str:
     """Judge whether the paper's weights beat Xavier's and He's in every panel with dropout, by error and by speed."""
-    parts = [_lower(paper, other) and _when(paper) <= _when(other) for paper, other in _pairs(rows)]
-    return verdict(parts, shrunk=shrunk) if parts else ""
+    parts: list[Answer] = []
+    for paper, other in _pairs(rows):
+        parts.append(lower(_error(paper, other)))
+        if _reached(paper, other):
+            parts.append(lower(_speed(paper, other)))
+    return verdict(parts, shrunk=shrunk)
 
 
-def _lower(row: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    return bool(row["error"]["mean"] < other["error"]["mean"])
+def _error(row: Mapping[str, Any], other: Mapping[str, Any]) -> Estimate | None:
+    return paired(row["by_seed"], other["by_seed"])
 
 
-def _when(row: Mapping[str, Any]) -> float:
-    epochs = row["epochs_to_target"]
-    return float(epochs["mean"]) if epochs else float("inf")
+def _reached(row: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Return whether any seed of either reaches the target."""
+    return any(epochs is not None for r in (row, other) for epochs in r["epochs_by_seed"].values())
+
+
+def _speed(row: Mapping[str, Any], other: Mapping[str, Any]) -> Estimate | None:
+    """Estimate the difference of the epochs to the target; one never reached counts as the whole training."""
+    return paired(row["epochs_by_seed"], other["epochs_by_seed"], cap=row["epochs"])
 
 
 def _sentences(rows: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -137,36 +157,42 @@ def _sentences(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     pairs = list(_pairs(rows))
     if not pairs:
         return ["Not enough trials yet to compare."]
-    lower = sum(_lower(paper, other) for paper, other in pairs)
-    sooner = sum(_when(paper) < _when(other) for paper, other in pairs)
-    reached = sum(_when(paper) < float("inf") or _when(other) < float("inf") for paper, other in pairs)
     target = f"a validation loss of {rows[0]['target']:g}"
-    speed = f"reach {target} sooner in {sooner} of the {reached} where either reaches it"
+    reached = [_speed(*pair) for pair in pairs if _reached(*pair)]
+    errors = _counted("lower", "higher", [_error(*pair) for pair in pairs])
+    speed = (
+        f"{target} is reached {_counted('sooner', 'later', reached)}" if reached else f"none of them reaches {target}"
+    )
     found = [
-        f"With dropout, the paper's weights end at a lower test error than Xavier's or He's in {lower} of {len(pairs)} "
-        f"comparisons, and {speed if reached else f'none of them reaches {target}'}."
+        f"With dropout, the paper's weights end at a test error that is {errors}, compared with Xavier's "
+        f"and He's; {speed}."
     ]
     ranked = sorted(pairs, key=lambda pair: pair[1]["error"]["mean"] - pair[0]["error"]["mean"])
     found.append(f"Their largest gain: {_told(*ranked[-1])}.")
-    if not _lower(*ranked[0]):
+    if ranked[0][0]["error"]["mean"] >= ranked[0][1]["error"]["mean"]:
         found.append(f"Their largest loss: {_told(*ranked[0])}.")
     return found
+
+
+def _counted(better: str, worse: str, differences: Sequence[Estimate | None]) -> str:
+    """Write how many of some differences are beyond their intervals, and how many have none."""
+    gained, lost, _ = count(map(lower, differences))
+    single = sum(d is None or d.half_width is None for d in differences)
+    rest = len(differences) - gained - lost - single
+    parts = [f"{better} in {gained}", f"{worse} in {lost}", f"not significantly different in {rest}"]
+    parts += [f"open in {single} with one seed"] if single else []
+    return f"{', '.join(parts)} of {len(differences)} comparisons"
 
 
 def _corrected(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """Count where the corrected rules beat the paper's weights, with dropout and without."""
     for init in ("forward", "mean"):
-        pairs = [
-            (by[init], by["paper"])
-            for by in ({row["init"]: row for row in own} for own in _panels(rows))
-            if {init, "paper"} <= by.keys()
-        ]
-        counts = []
-        for label, wanted in (("with dropout", True), ("without", False)):
-            own = [_lower(ours, paper) for ours, paper in pairs if (ours["keep"] < 1) == wanted]
-            counts += [f"{sum(own)} of {len(own)} panels {label}"] if own else []
-        if counts:
-            yield f"The corrected rule “{NAMES[init]}” has a lower error than the paper's in {' and '.join(counts)}."
+        panels = [{row["init"]: row for row in own} for own in _panels(rows)]
+        both = [(by[init], by["paper"]) for by in panels if {init, "paper"} <= by.keys()]
+        for label, wanted in (("With dropout", True), ("Without dropout", False)):
+            own = [_error(ours, paper) for ours, paper in both if (ours["keep"] < 1) == wanted]
+            if own:
+                yield f"{label}, the error of “{NAMES[init]}” minus the paper's is {_counted('lower', 'higher', own)}."
 
 
 def _first_layer(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
@@ -184,7 +210,10 @@ def _first_layer(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 def _told(paper: Mapping[str, Any], other: Mapping[str, Any]) -> str:
     head = f"{paper['activation']} at keep rate {paper['keep']:g}"
-    return f"{head}, {percent(paper['error'])} % against {NAMES[other['init']]}'s {percent(other['error'])} %"
+    difference = _error(paper, other)
+    change = "" if difference is None or difference.half_width is None else f"{points(difference)} points, "
+    errors = f"{percent(paper['error'])} % against {NAMES[other['init']]}'s {percent(other['error'])} %"
+    return f"{head}, {errors} ({change}{in_words(difference)})"
 
 
 def _matrix(caption: str, rows: Sequence[Mapping[str, Any]]) -> Grid:

@@ -19,7 +19,7 @@ from unitvar_reproduction.training.schedule import Schedule
 
 __all__ = ["INITS", "NAMES", "POINTS", "Trial", "initialise_", "run_trial", "signals"]
 
-NAMES = {"paper": "paper", "he": "He", "plan": "ours, plan", "measured": "ours, measured"}
+NAMES = {"paper": "paper", "he": "He", "plan": "unitvar, plan", "measured": "unitvar, measured"}
 INITS = tuple(NAMES)
 POINTS = 9  # of the training loss and of the gradient, in an epoch
 
@@ -74,7 +74,10 @@ def initialise_(model: nn.Sequential, name: str, *, example: Tensor, generator: 
     if name in ("plan", "measured"):
         method = "analytic" if name == "plan" else "measured"
         with seeded(generator.initial_seed()):  # measuring drops units
-            initialize_(model, example, method=method, distribution="orthonormal", generator=generator)
+            # inputs: as the recorded trials had it
+            initialize_(
+                model, example, method=method, distribution="orthonormal", inputs="standard", generator=generator
+            )
         return model
     keep = None  # until the first weight is met
     for module in model:

@@ -1,0 +1,1 @@
+"""Dropout at test time: switched off, sampled, or integrated out."""

@@ -1,0 +1,119 @@
+"""The trainability map in the report."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from unitvar_reproduction.experiments.section import Grid, Payload, Section, precision, verdict
+from unitvar_reproduction.experiments.trainability.claims import at, compared
+from unitvar_reproduction.experiments.trainability.figures import TITLES
+from unitvar_reproduction.experiments.trainability.summary import DOUBT, MARGIN, OPTIMISERS
+from unitvar_reproduction.experiments.trainability.trial import NAMES
+from unitvar_reproduction.statistics import estimate
+
+__all__ = ["trainability"]
+
+
+def trainability(p: Payload) -> Section:
+    """Where the VGG trains."""
+    base, done, name = p["config"]["base"], p["done"], p["experiment"]
+    verdicts = [claim["verdict"] for claim in p["claims"]]
+    heads = ("data", "optimiser", "init", "rates that train", "best rate", "seeds", "test error, %", "steps to move")
+    tables = [
+        Grid("Each initialisation at its best rate", heads, tuple(map(_cells, p["rows"]))),
+        Grid(
+            "The paper's claims, its weights against He's",
+            ("claim", "data", "optimiser", "found", "verdict"),
+            tuple(
+                (c["claim"], TITLES[c["dataset"]], OPTIMISERS[c["optimiser"]], c["evidence"], c["verdict"])
+                for c in p["claims"]
+            ),
+        ),
+    ]
+    if p["starts"]:
+        tables.append(_first_steps(p["starts"]))
+    pictures = [f"{name}.png"] if p["rows"] else []
+    pictures += [f"{name}_full.png"] if p["starts"] else []
+    return Section(
+        "Where the VGG trains",
+        "Against He's weights: lower error, more rates that train (He's do not at Nesterov 0.01), and no first layer "
+        "that waits for dozens of epochs because its gradient vanishes.",
+        (
+            f"Of {len(verdicts)} judgements, a claim on a data set under an optimiser, {verdicts.count('held')} hold, "
+            f"{verdicts.count('contrary')} turn out the other way round and {verdicts.count('open')} are open.",
+            *_against_paper(p["rows"]),
+        ),
+        f"First stack {base['width']} wide (paper: 64), {base['epochs']} epochs of {base['images']:,} images in "
+        f"batches of {base['batch']} at one rate, no augmentation{precision(base['precision'])}; {done['trials']} of "
+        f"{done['planned']} trials done. A network trains if, with dropout off or on, guessing gives so low a "
+        f"validation error less than once in {1 / DOUBT:,.0f} times; its loss has moved when it is {MARGIN:g} below "
+        "that of guessing. Differences are paired by seed; a claim on errors or gradients is decided by its 95 % "
+        "interval over at least three seeds.",
+        tuple(tables),
+        tuple(pictures),
+        verdict=verdict((v == "held" for v in verdicts), shrunk=True),
+    )
+
+
+def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
+    best = at(row, row["rate"])
+    errors = [error for error in best["test"].values() if error is not None]
+    steps = [moved for moved in best["moved"].values() if moved is not None]
+    return (
+        TITLES[row["dataset"]],
+        OPTIMISERS[row["optimiser"]],
+        NAMES[row["init"]],
+        f"{sum(any(found['trained'].values()) for found in row['rates'])} of {len(row['rates'])}",
+        f"{row['rate']:g}",
+        f"{len(best['test'])}",
+        estimate(errors).percent() if errors else "diverged",
+        f"{sum(steps) / len(steps):.0f}" if len(steps) == len(best["moved"]) else "never",
+    )
+
+
+def _against_paper(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Compare every other initialisation with the paper's, each at its own best rate."""
+    papers = {(row["dataset"], row["optimiser"]): row for row in rows if row["init"] == "paper"}
+    for (dataset, optimiser), paper in papers.items():
+        others = [
+            row for row in rows if (row["dataset"], row["optimiser"]) == (dataset, optimiser) and row is not paper
+        ]
+        parts = []
+        for row in others:
+            difference, pairs = compared(row, paper)
+            if difference is not None:
+                parts.append(f"{NAMES[row['init']]} {difference.percent()} (n = {pairs})")
+        if parts:
+            yield (
+                f"{TITLES[dataset]}, {OPTIMISERS[optimiser]}: test error minus that of the paper's weights, in points: "
+                f"{', '.join(parts)}."
+            )
+
+
+def _first_steps(rows: Sequence[Mapping[str, Any]]) -> Grid:
+    """Lay out what the first steps at full width do."""
+
+    def number(value: float | None, spec: str = ".2g") -> str:
+        return "not finite" if value is None else f"{value:{spec}}"
+
+    cells = tuple(
+        (
+            NAMES[row["init"]],
+            f"{row['seed']}",
+            number(row["start"]["on"][-1]),
+            number(row["start"]["gradient"][0]),
+            number(row["start"]["gradient"][-1]),
+            number(row["curve"]["training"][0], ".3f"),
+            number(row["curve"]["training"][-1], ".3f") if row["diverged"] is None else "diverged",
+            "–" if row["moved"] is None else f"{row['moved']}",
+        )
+        for row in rows
+    )
+    one = rows[0]
+    return Grid(
+        f"First {one['steps']} steps at full width: {TITLES[one['dataset']]}, {OPTIMISERS[one['optimiser']]} "
+        f"{one['rate']:g}, batches of {one['batch']}",
+        ("init", "seed", "E z², last layer", "gradient, first", "gradient, last", "loss", "loss at end", "moved at"),
+        cells,
+    )

@@ -1,0 +1,1 @@
+"""The training study: which initialisation trains best, family by family."""

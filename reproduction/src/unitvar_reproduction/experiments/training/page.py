@@ -1,0 +1,102 @@
+"""What the page "When does it help?" of the docs takes from the saved results."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from unitvar_reproduction.experiments.section import Grid
+from unitvar_reproduction.experiments.training.families import FAMILIES, MLPS
+from unitvar_reproduction.experiments.training.section import matrix, overview
+from unitvar_reproduction.experiments.training.summary import DEFAULT, best_tuned
+from unitvar_reproduction.experiments.training.words import CALLS, OPTIMISERS, title
+from unitvar_reproduction.statistics import Estimate
+
+__all__ = ["generated", "refreshed"]
+
+Saved = Sequence[Mapping[str, Any]]
+GAIN_HEADS = ("network", "signal in the last layer", "optimiser", "gain: log loss", "best")
+
+
+def refreshed(text: str, payload: Mapping[str, Any]) -> str:
+    """Return a page with what stands between its marks, ``<!-- name -->`` and ``<!-- end -->``, written anew.
+
+    What people conclude stands outside of the marks, and is theirs to check when numbers change.
+    """
+    parts = generated(payload)
+    names = re.findall(r"<!-- (\w+) -->\n.*?<!-- end -->", text, flags=re.DOTALL)
+    if sorted(names) != sorted(parts):
+        raise ValueError(f"The page has the parts {', '.join(names) or 'none'}, not {', '.join(parts)}, each once.")
+    for name, part in parts.items():
+        start = text.index(f"<!-- {name} -->\n")
+        end = text.index("<!-- end -->", start)
+        text = f"{text[:start]}<!-- {name} -->\n\n{part}\n\n{text[end:]}"
+    return text
+
+
+def generated(payload: Mapping[str, Any]) -> dict[str, str]:
+    """Return the parts of the page that are written from results, in Markdown."""
+    saved, config = payload["rows"], payload["config"]
+    sentences = [sentence for optimiser in OPTIMISERS for sentence in overview(saved, optimiser)]
+    grids = [matrix(saved, o) for o in OPTIMISERS if any(row["optimiser"] == o for row in saved)]
+    families = len({row["family"] for row in saved if row["family"] not in MLPS})
+    dense = len({row["family"] for row in saved if row["family"] in MLPS})
+    return {
+        "size": f"{config['trials']:,} networks of {families} families and {dense} plain MLPs; {config['complete']} "
+        f"combinations of family, optimiser and initialisation have all {config['seeds']} seeds.{_pending(saved)}",
+        "overview": "\n".join(f"- {sentence}" for sentence in sentences) or "- Not enough trials yet to compare.",
+        "calls": _markdown(Grid("", ("family", *OPTIMISERS.values()), tuple(_calls(saved)))),
+        "tables": "\n\n".join(f"{grid.caption}.\n\n{_markdown(grid)}" for grid in grids),
+        "gains": _markdown(Grid("", GAIN_HEADS, tuple(_gains(payload["gains"])))),
+        "pictures": "\n\n".join(f"![{_caption(name)}](../reproduction/results/{name})" for name in config["pictures"]),
+    }
+
+
+def _calls(saved: Saved) -> Iterator[tuple[str, ...]]:
+    best = dict(best_tuned(saved))
+    ours = {(row["family"], row["optimiser"]) for row in saved if row["init"] == DEFAULT}
+    for family in dict.fromkeys(row["family"] for row in saved):
+        cells = [
+            _call(best[family, optimiser]) if (family, optimiser) in ours else "not run yet" for optimiser in OPTIMISERS
+        ]
+        if any(cell != "not run yet" for cell in cells):
+            yield FAMILIES[family].title, *cells
+
+
+def _call(row: Mapping[str, Any]) -> str:
+    if row["init"] == DEFAULT:
+        return "`initialize_(model, batch)`"
+    name = f"`{CALLS[row['init']]}`" if row["init"] in CALLS else title(row["init"])
+    against = row["minus ours"]
+    if not against["difference"]:
+        return f"{name} ({against['verdict'] or 'not compared yet'})"
+    star = " *" if against["verdict"] in ("better", "worse") else " ?" if against["verdict"] == "open" else ""
+    return f"{name} ({Estimate(**against['difference']):+.3f}{star})".replace("± +", "± ").replace("-0", "−0")
+
+
+def _pending(saved: Saved) -> str:
+    """Name the families whose comparison with torch's default has not been run under either optimiser."""
+    ran = {row["family"] for row in saved if row["init"] == DEFAULT and row["minus default"]["verdict"]}
+    waiting = [kind.title for family, kind in FAMILIES.items() if family not in ran and family not in MLPS]
+    return f" Not compared yet: {'; '.join(waiting)}." if waiting else ""
+
+
+def _gains(found: Saved) -> Iterator[tuple[str, ...]]:
+    for row in found:
+        points = ", ".join(f"{p['gain']:.2f} ({title(p['init'])}): {p['loss']:.3f}" for p in row["points"])
+        head = FAMILIES[row["family"]].title, f"{100 * row['signal']:.2g} %", OPTIMISERS[row["optimiser"]]
+        yield *head, points, f"{row['best']:.2f}"
+
+
+def _markdown(grid: Grid) -> str:
+    lines = [grid.heads, ("---",) * len(grid.heads), *grid.rows]
+    return "\n".join(f"| {' | '.join(cell.replace('*', chr(92) + '*') for cell in line)} |" for line in lines)
+
+
+def _caption(name: str) -> str:
+    return (
+        "What a gain costs"
+        if "gain" in name
+        else "Log loss on the tuning set against the learning rate, a panel a family"
+    )

@@ -1,0 +1,38 @@
+"""What the study's initialisations and optimisers are called in tables, figures and on the page."""
+
+from __future__ import annotations
+
+__all__ = ["CALLS", "OPTIMISERS", "title"]
+
+OPTIMISERS = {"adamw": "AdamW", "nesterov": "Nesterov momentum"}
+
+NAMES = {
+    "default": "torch's default",
+    "he": "He",
+    "xavier": "Xavier",
+    "xavier-all": "Xavier, embeddings too",
+    "gpt2": "GPT-2's",
+    "trunc-normal": "N(0, 0.02²), truncated",
+    "torchvision": "torchvision's",
+    "keras": "orthogonal recurrent (Keras')",
+    "lsuv": "LSUV",
+    "scaled": "initialize_",  # its defaults
+}
+CALLS = {
+    "scaled": 'residual="scaled"',
+    "unit": 'residual="unit"',
+    "zero": 'residual="zero"',
+    "paper": 'mode="paper"',
+    "mean": 'mode="mean"',
+    "measured": 'method="measured"',
+    "gain-0.35": "gain=0.35",
+    "gain-0.5": "gain=0.5",
+    "gain-0.7": "gain=0.7",
+    "embeddings": 'embeddings="unit"',
+}
+"""Initialisation → the option of ``initialize_`` that makes it."""
+
+
+def title(init: str) -> str:
+    """Return what an initialisation is called."""
+    return NAMES.get(init) or CALLS[init]

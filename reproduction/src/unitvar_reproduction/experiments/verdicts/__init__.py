@@ -1,0 +1,1 @@
+"""Is measure's verdict right? Networks that train, and networks that do not."""

@@ -1,0 +1,123 @@
+"""Where results of trials are kept: a file for each, or for thousands of short trials a line for each."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+from unitvar_reproduction import record
+
+__all__ = ["Files", "Ledger", "Store", "trial_path"]
+
+
+def trial_path(folder: Path, config: Any) -> Path:
+    """Return where the result of a trial belongs: a name made of its experiment and the hash of its config."""
+    text = json.dumps({"kind": type(config).__name__, **asdict(config)}, sort_keys=True)
+    return folder / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.json"
+
+
+@runtime_checkable
+class Store(Protocol):
+    """Results by the config of their trial."""
+
+    def missing(self, configs: Sequence[Any]) -> list[bool]:
+        """Return for each config whether it has no result."""
+
+    def load(self, configs: Iterable[Any]) -> list[dict[str, Any]]:
+        """Return the results of those configs that have one, in order."""
+
+    def save(self, config: Any, result: Mapping[str, object]) -> None:
+        """Keep a result; a process that is killed meanwhile leaves the old state or the new one."""
+
+
+@dataclass(frozen=True)
+class Files:
+    """One JSON file a trial, for trials that take minutes and have long records."""
+
+    folder: Path
+
+    def missing(self, configs: Sequence[Any]) -> list[bool]:
+        """Return for each config whether it has no file."""
+        return [not trial_path(self.folder, config).exists() for config in configs]
+
+    def load(self, configs: Iterable[Any]) -> list[dict[str, Any]]:
+        """Read the files that are there."""
+        paths = [trial_path(self.folder, config) for config in configs]
+        return [record.load(path) for path in paths if path.exists()]
+
+    def save(self, config: Any, result: Mapping[str, object]) -> None:
+        """Write a file, whole or not at all."""
+        record.save(trial_path(self.folder, config), result)
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """One line of JSON a trial, appended to a file for each value of one field of its config.
+
+    A study of thousands of trials that take seconds would fill a repository with as many files. Lines are only ever
+    appended, so that versions of a file differ by what is new. A line that a killed process left unfinished does not
+    count, and goes when the next one is written.
+    """
+
+    folder: Path
+    by: str
+    """The field whose values have a file each."""
+
+    def missing(self, configs: Sequence[Any]) -> list[bool]:
+        """Return for each config whether it has no line."""
+        known = self._known(configs)
+        return [_key(asdict(config)) not in known for config in configs]
+
+    def load(self, configs: Iterable[Any]) -> list[dict[str, Any]]:
+        """Return the lines of those configs that have one, in order."""
+        wanted = list(configs)
+        known = self._known(wanted)
+        keys = (_key(asdict(config)) for config in wanted)
+        return [known[key] for key in keys if key in known]
+
+    def all(self, value: str) -> list[dict[str, Any]]:
+        """Return every line of one file."""
+        return [line for _, line in self._lines(self._path(value))]
+
+    def save(self, config: Any, result: Mapping[str, object]) -> None:
+        """Append a line."""
+        path = self._path(getattr(config, self.by))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        line = json.dumps(result, ensure_ascii=False, allow_nan=False) + "\n"
+        with open(path, "ab+") as file:
+            whole = _whole(path.read_bytes())
+            file.truncate(len(whole))
+            file.write(line.encode("utf-8"))
+
+    def _path(self, value: str) -> Path:
+        return self.folder / f"{value}.jsonl"
+
+    def _known(self, configs: Iterable[Any]) -> dict[str, dict[str, Any]]:
+        values = dict.fromkeys(getattr(config, self.by) for config in configs)
+        return {key: line for value in values for key, line in self._lines(self._path(value))}
+
+    def _lines(self, path: Path) -> Iterable[tuple[str, dict[str, Any]]]:
+        if not path.exists():
+            return
+        for i, line in enumerate(_whole(path.read_bytes()).splitlines(), 1):
+            try:
+                found = json.loads(line)
+                key = _key(found["config"])
+            except (ValueError, LookupError, TypeError) as error:
+                raise ValueError(
+                    f"Line {i} of {path} is not a result ({error}); delete that line and run again what wrote it."
+                ) from error
+            yield key, found
+
+
+def _key(config: Mapping[str, Any]) -> str:
+    return json.dumps(config, sort_keys=True)
+
+
+def _whole(content: bytes) -> bytes:
+    """Return all up to the last end of a line."""
+    return content[: content.rfind(b"\n") + 1]

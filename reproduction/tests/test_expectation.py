@@ -1,0 +1,40 @@
+"""The measures of the experiment on dropout at test time, and one network through all of it."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from sklearn.metrics import roc_auc_score
+
+from fake import write_mnist
+from unitvar_reproduction.experiments.expectation import tasks, trial
+from unitvar_reproduction.experiments.expectation.experiment import summarised
+
+
+def test_auroc_is_scikit_learns_with_ties() -> None:
+    torch.manual_seed(0)
+    score, positive = torch.randint(0, 20, (300,)).float(), torch.rand(300) < 0.3
+    assert trial.auroc(score, positive) == pytest.approx(roc_auc_score(positive.numpy(), score.numpy()))
+
+
+def test_calibration_error_by_hand() -> None:
+    """Two bins: 80 % confident and right half the time, 40 % confident and always right."""
+    confidence = torch.tensor([0.8, 0.8, 0.4, 0.4])
+    right = torch.tensor([True, False, True, True])
+    assert trial.calibration_error(confidence, right) == pytest.approx(0.5 * 0.3 + 0.5 * 0.6)
+
+
+def test_a_trial_asks_in_every_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    task = tasks.TASKS["mlp-0.5"]
+    short = replace(task, images=64, schedule=replace(task.schedule, epochs=1))
+    monkeypatch.setitem(tasks.TASKS, "mlp-0.5", short)
+    monkeypatch.setattr(trial, "DRAWS", (1, 5))
+    with pytest.warns(UserWarning, match="is not the published file"):
+        found = trial.run_trial(trial.Trial("mlp-0.5", 0, judged=50), write_mnist(tmp_path, 100))
+    ways = found["ways"]
+    assert set(ways) == {"off", "integrated", "integrated, softmax of the mean", "1 samples", "5 samples"}
+    assert 0 <= ways["integrated"]["other_by_information"] <= 1
+    rows = summarised([found, found])
+    assert rows[0]["task"] == "mlp-0.5"
+    assert rows[0]["error"]["mean"] == pytest.approx(ways["off"]["error"], rel=1e-4)
