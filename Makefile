@@ -25,8 +25,7 @@ fuzz: .venv/development  ## 1,000 random networks: what flows against what was p
 	$(BIN)/python -m tests.composition.fuzz --graphs $(GRAPHS) --seed $(SEED)
 
 attack: .venv/development  ## faults, odd models, loaders, processes, files and sizes: what held, into docs/reliability.md
-	$(BIN)/python -W ignore -m tests.attack.run
-	$(BIN)/python -m tests.attack.table
+	$(BIN)/python -W ignore -m tests.attack.run; held=$$?; $(BIN)/python -m tests.attack.table && exit $$held
 
 check: .venv/development  ## format, lint and types
 	$(BIN)/ruff format --check .

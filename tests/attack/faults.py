@@ -4,7 +4,7 @@ import ast
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from functools import cache
 from pathlib import Path
 from types import FrameType
@@ -19,7 +19,7 @@ from tests.attack.case import Case
 from tests.attack.snapshot import differences, snapshot
 from unitvar._torch import dispatch_modes
 
-__all__ = ["KINDS", "at_batches", "at_hooks", "at_lines", "at_ops", "attempt", "lines_of", "ops_of"]
+__all__ = ["KINDS", "Strike", "at_batches", "at_hooks", "at_lines", "at_ops", "attempt", "lines_of", "ops_of"]
 
 SOURCE = str(Path(unitvar.__file__).parent)
 # What puts things back, and what calls it: the rest only computes.
@@ -48,27 +48,60 @@ def _allowed(name: str) -> frozenset[str]:
 
 def attempt(
     name: str,
-    fault: Callable[[], AbstractContextManager[object]],
+    fault: Callable[[], AbstractContextManager["Strike"]],
     *,
     model: nn.Module | None = None,
     batches: Iterable[Tensor] = BATCHES,
 ) -> Case:
-    """Run a call under a fault; held if it raised and left no trace, or if it never met the fault."""
+    """Run a call under a fault, and compare the model with what it was.
+
+    A call that raises holds if it leaves no trace, one that succeeds if it leaves what it always does. An interrupt
+    must come out as one. An error may not: recording goes on with real tensors when fake ones fail.
+    """
     model = victim() if model is None else model
-    before, raised, told = snapshot(model), "", False
+    before, raised = snapshot(model), None
+    strike = Strike()
     try:
-        with fault():
+        with fault() as strike:
             CALLS[name].run(model, batches)
-    except (InjectedError, KeyboardInterrupt, RuntimeError, TypeError, ValueError) as error:
-        raised = type(error).__name__
-        # The one exception that the docs make: an error while weights are drawn says which of them are filled.
-        told = any("weights are filled" in note for note in getattr(error, "__notes__", ()))
+    except BaseException as error:
+        raised = error
     after = snapshot(model)
     while dispatch_modes():  # so that one failure is not taken for many
         _pop_mode()
     changed = set(differences(before, after)) - _allowed(name)
-    whole = bool(changed) and CALLS[name].all_or_nothing and all(_result(name)[key] == after[key] for key in changed)
-    return Case(name, not (raised and changed) or whole or told, f"{raised}: {', '.join(sorted(changed))}")
+    whole = CALLS[name].all_or_nothing and all(_result(name)[key] == after[key] for key in changed)
+    # The one exception that the docs make: an error while weights are drawn says which of them are filled.
+    told = any("weights are filled" in note for note in getattr(raised, "__notes__", ()))
+    if raised is None:
+        ended = strike.met is None or issubclass(strike.kind, Exception)
+    else:
+        ended = strike.met is not None and _came_of(raised, strike.met)
+    note = f"{type(raised).__name__ if raised else ''}: {', '.join(sorted(changed))}"
+    return Case(name, ended and (not changed or whole or told), note if ended else f"{note} (struck: {strike.met!r})")
+
+
+class Strike(AbstractContextManager["Strike"]):
+    """A fault: the error it raises, and whether it was met."""
+
+    def __init__(self, kind: type[BaseException] = InjectedError) -> None:
+        self.kind = kind
+        self.met: BaseException | None = None
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def strike(self, *_: object) -> None:
+        """Raise; as a hook, too."""
+        self.met = self.met or self.kind("a fault")
+        raise self.met
+
+
+def _came_of(error: BaseException | None, fault: BaseException) -> bool:
+    """Return True if an error is a fault, or was raised because of it."""
+    while error is not None and error is not fault:
+        error = error.__cause__ or error.__context__
+    return error is fault
 
 
 @cache
@@ -79,22 +112,40 @@ def _result(name: str) -> dict[str, object]:
     return snapshot(model)
 
 
-class _Ops(TorchDispatchMode):
-    """Count ops, whoever runs them, and raise before one of them."""
-
-    def __init__(self, at: int, kind: type[BaseException] = InjectedError) -> None:
+class _Dispatched(TorchDispatchMode):
+    def __init__(self, on_op: Callable[[], None]) -> None:
         super().__init__()
-        self.at, self.kind, self.count = at, kind, 0
+        self.on_op = on_op
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.count += 1
-        if self.count == self.at:
-            raise self.kind("at an op")
+        self.on_op()
         return func(*args, **(kwargs or {}))
 
 
+class _Ops(Strike):
+    """Count ops, whoever runs them, and raise before one of them."""
+
+    def __init__(self, at: int, kind: type[BaseException] = InjectedError) -> None:
+        super().__init__(kind)
+        self.at, self.count = at, 0
+        self.mode = _Dispatched(self._on_op)
+
+    def __enter__(self) -> "_Ops":
+        self.mode.__enter__()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.mode.__exit__(None, None, None)
+
+    def _on_op(self) -> None:
+        self.count += 1
+        if self.count == self.at:
+            self.strike()
+
+
 def ops_of(name: str) -> int:
-    """Count the ops of a call that succeeds."""
+    """Count the ops of a call that succeeds, once what is computed a single time is there."""
+    CALLS[name].run(victim(), BATCHES)
     with _Ops(0) as counted:
         CALLS[name].run(victim(), BATCHES)
     return counted.count
@@ -109,58 +160,52 @@ def at_ops(name: str, kind: str, ops: Iterable[int]) -> Iterator[Case]:
 
 def at_hooks(name: str, kind: str) -> Iterator[Case]:
     """Raise in a hook of each module: before its forward, after it, and in its backward."""
-
-    def fail(*_: object) -> None:
-        raise KINDS[kind]("in a hook")
-
     for where in ("register_forward_pre_hook", "register_forward_hook", "register_full_backward_hook"):
         for at in range(len(list(victim().modules()))):
-            model = victim()
-            getattr(list(model.modules())[at], where)(fail)
-            found = attempt(name, _nothing, model=model)
+            model, strike = victim(), Strike(KINDS[kind])
+            getattr(list(model.modules())[at], where)(strike.strike)
+            found = attempt(name, lambda strike=strike: strike, model=model)
             yield Case(f"{name}, {kind} by {where} of module {at}", found.held, found.note)
     for at in range(len(list(victim().parameters()))):
-        model = victim()
+        model, strike = victim(), Strike(KINDS[kind])
         parameter = list(model.parameters())[at]
         if parameter.requires_grad:
-            parameter.register_hook(fail)
-            found = attempt(name, _nothing, model=model)
+            parameter.register_hook(strike.strike)
+            found = attempt(name, lambda strike=strike: strike, model=model)
             yield Case(f"{name}, {kind} by a hook of parameter {at}", found.held, found.note)
 
 
-class _Breaking:
+class _Breaking(Strike):
     """Batches that break off, every time they are read."""
 
     def __init__(self, at: int, kind: type[BaseException]) -> None:
-        self.at, self.kind = at, kind
+        super().__init__(kind)
+        self.at = at
 
     def __iter__(self) -> Iterator[Tensor]:
         for i, batch in enumerate(BATCHES):
             if i == self.at:
-                raise self.kind("at a batch")
+                self.strike()
             yield batch
 
 
 def at_batches(name: str, kind: str) -> Iterator[Case]:
     """Raise instead of each batch."""
     for at in range(len(BATCHES)):
-        found = attempt(name, _nothing, batches=_Breaking(at, KINDS[kind]))
+        breaking = _Breaking(at, KINDS[kind])
+        found = attempt(name, lambda breaking=breaking: breaking, batches=breaking)
         yield Case(f"{name}, {kind} at batch {at}", found.held, found.note)
-
-
-@contextmanager
-def _nothing() -> Iterator[None]:
-    yield
 
 
 Place = tuple[str, int]
 
 
-class _Lines:
+class _Lines(Strike):
     """Count how often each line of the library is reached, and raise at one of them, once."""
 
     def __init__(self, at: Place | None = None, visit: int = 1, kind: type[BaseException] = InjectedError) -> None:
-        self.at, self.visit, self.kind = at, visit, kind
+        super().__init__(kind)
+        self.at, self.visit = at, visit
         self.seen: Counter[Place] = Counter()
 
     def __enter__(self) -> "_Lines":
@@ -189,7 +234,7 @@ class _Lines:
                 self.seen[place] += 1
                 if place == self.at and self.seen[place] == self.visit:
                     sys.settrace(None)
-                    raise self.kind("at a line")
+                    self.strike()
             return local
 
         return local
@@ -217,6 +262,7 @@ def _with_lines(file: str) -> frozenset[int]:
 
 def lines_of(name: str) -> Counter[Place]:
     """Count how often a call that succeeds reaches each line that guards something."""
+    CALLS[name].run(victim(), BATCHES)
     with _Lines() as counted:
         CALLS[name].run(victim(), BATCHES)
     return Counter({place: n for place, n in counted.seen.items() if place[0].startswith(GUARDING)})

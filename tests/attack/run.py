@@ -3,9 +3,10 @@
 import argparse
 import json
 import platform
+import sys
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -35,6 +36,7 @@ def _faults(where: str, step: int) -> Iterator[Case]:
                 yield from (faults.at_hooks if where == "hooks" else faults.at_batches)(name, kind)
 
 
+SAMPLED = ("an error or an interrupt at an op", "an error or an interrupt at a line of the library")
 ATTACKS: dict[str, Callable[[int], Iterable[Case]]] = {
     "an error or an interrupt at an op": lambda step: _faults("ops", step),
     "an error or an interrupt at a line of the library": lambda step: _faults("lines", step),
@@ -50,23 +52,32 @@ ATTACKS: dict[str, Callable[[int], Iterable[Case]]] = {
 }
 
 
-def main() -> None:
-    """Run all attacks, or those that are named, and merge what came of them into the results."""
-    parser = argparse.ArgumentParser(description=main.__doc__)
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run all attacks, or those that are named, and merge what came of them into the results.
+
+    Args:
+        arguments: of the command line.
+
+    Returns:
+        1 if there is a case that did not hold, else 0.
+    """
+    parser = argparse.ArgumentParser(description="Attack the library, and write down what held.")
     parser.add_argument("--only", action="append", choices=list(ATTACKS), help="run this attack alone")
     parser.add_argument("--every", type=int, default=1, help="try every so-manieth op and line")
     parser.add_argument("--out", type=Path, default=RESULTS)
-    arguments = parser.parse_args()
+    chosen = parser.parse_args(arguments)
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    found = json.loads(arguments.out.read_text(encoding="utf-8")) if arguments.out.exists() else {"attacks": {}}
-    for name in arguments.only or ATTACKS:
-        start, cases = time.process_time(), list(ATTACKS[name](arguments.every))
+    found = json.loads(chosen.out.read_text(encoding="utf-8")) if chosen.out.exists() else {"attacks": {}}
+    failed = 0
+    for name in chosen.only or ATTACKS:
+        start, cases = time.process_time(), list(ATTACKS[name](chosen.every))
         broken = [case for case in cases if not case.held]
+        failed += len(broken) + (not cases)
         found["attacks"][name] = {
             "cases": len(cases),
             "held": len(cases) - len(broken),
-            "every": arguments.every,
+            "every": chosen.every if name in SAMPLED else 1,
             "cpu_seconds": round(time.process_time() - start),
             "broken": [case._asdict() for case in broken],
             "notes": {case.name: case.note for case in cases} if len(cases) < 200 else {},
@@ -75,8 +86,9 @@ def main() -> None:
         for case in broken[:20]:
             print(f"  {case.name}: {case.note}", flush=True)  # noqa: T201
         found["environment"] = {"torch": torch.__version__, "python": platform.python_version()}
-        arguments.out.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        chosen.out.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    return int(failed > 0)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
