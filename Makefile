@@ -4,8 +4,8 @@ BIN := .venv/bin
 # An environment variable, not -c: it also holds in pip's isolated build environment.
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
-# Python compiles what it imports; compiling everything that is there takes 230 MB more.
-export PIP_NO_COMPILE := 1
+# Python compiles what it imports; compiling everything that is there takes 220 MB more. An option, as PIP_NO_COMPILE=1 asks pip to compile.
+INSTALL := $(BIN)/python -m pip install --no-compile
 
 .PHONY: reproduce test docs fuzz attack check smoke bench newest clean
 
@@ -39,7 +39,7 @@ bench: .venv/development  ## every benchmark, into benchmarks/results/ (leave th
 	for script in benchmarks/bench_*.py; do $(BIN)/python $$script || exit 1; done
 
 newest: .venv/development .venv/docs  ## the newest torch into .venv, in place of the oldest one that is declared
-	PIP_CONSTRAINT= $(BIN)/python -m pip install --upgrade torch
+	PIP_CONSTRAINT= $(INSTALL) --upgrade torch
 
 clean:  ## everything that the other targets made, except results
 	rm -rf .venv build dist reproduced .pytest_cache .mypy_cache .ruff_cache .hypothesis
@@ -51,18 +51,18 @@ PACKAGES := pyproject.toml reproduction/pyproject.toml constraints.txt
 .venv/reproduction: $(PACKAGES)
 	@echo "Installing into .venv (once; a few minutes on a slow connection)"
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --editable . --editable ./reproduction
+	$(INSTALL) --editable . --editable ./reproduction
 	touch $@
 
 .venv/development: $(PACKAGES)
 	@echo "Installing into .venv, with what the tests need (once; a few minutes on a slow connection)"
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --editable '.[dev]' --editable './reproduction[ray]'
-	$(BIN)/python -m pip install --no-deps timm  # without torchvision, which the zoo does not need
+	$(INSTALL) --editable '.[dev]' --editable './reproduction[ray]'
+	$(INSTALL) --no-deps timm  # without torchvision, which the zoo does not need
 	touch .venv/reproduction $@
 
 .venv/docs: $(PACKAGES)
 	@echo "Installing into .venv, with what the docs need (once; a minute more)"
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --editable '.[docs]'
+	$(INSTALL) --editable '.[docs]'
 	touch $@

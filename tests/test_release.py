@@ -3,6 +3,7 @@
 import ast
 import datetime
 import re
+import subprocess
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -113,6 +114,24 @@ def test_pre_commit_runs_what_check_runs() -> None:
     for tool in ("ruff format", "ruff check", "mypy"):
         assert f"$(BIN)/{tool}" in check
         assert any(entry.startswith(f".venv/bin/{tool}") for entry in entries)
+
+
+@pytest.mark.parametrize(
+    ("target", "packages"),
+    [
+        (".venv/reproduction", ["--editable . --editable ./reproduction"]),
+        (".venv/development", ["--editable '.[dev]' --editable './reproduction[ray]'", "--no-deps timm"]),
+        (".venv/docs", ["--editable '.[docs]'"]),
+    ],
+)
+def test_a_target_installs_what_it_needs_and_compiles_none_of_it(target: str, packages: list[str]) -> None:
+    """With PIP_NO_COMPILE=1 pip compiles: the environment sets the option's value, which is whether to compile."""
+    done = subprocess.run(
+        ["make", "--dry-run", "--always-make", target], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    commands = [line.partition("  #")[0] for line in done.stdout.splitlines() if " pip " in line]
+    assert [command.partition(" --no-compile ")[2] for command in commands] == packages
+    assert "PIP_NO_COMPILE" not in re.sub(r"#.*", "", (ROOT / "Makefile").read_text(encoding="utf-8"))
 
 
 def imported(path: Path) -> set[str]:
