@@ -10,8 +10,6 @@ from torch import Tensor, nn
 
 import unitvar
 
-pytest.importorskip("accelerate")  # without which there is no Trainer
-
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # other people's deprecations at import
     from transformers import Trainer, TrainingArguments
