@@ -1,8 +1,10 @@
-"""Hostile files: what the reproduction reads, downloads and leaves behind."""
+"""Hostile files: what the reproduction reads, downloads and leaves behind, and what the library saves and loads."""
 
 import gzip
 import io
+import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,7 +17,9 @@ from random import Random
 
 import numpy as np
 
+from tests.attack.artefacts import artefacts
 from tests.attack.case import Case
+from tests.attack.writing import killed, together, unwritable
 
 __all__ = ["files"]
 
@@ -153,7 +157,8 @@ def _mirrors(folder: Path) -> Iterator[Case]:
             yield Case(f"mirror: {name}", (where / "s" / "a").read_bytes() == body, "the other mirror's file is kept")
 
 
-SWEEP = """
+TRIALS = 150
+SWEEP = f"""
 import sys, time
 from dataclasses import dataclass
 from pathlib import Path
@@ -165,21 +170,23 @@ class Trial:
 def trial(config):
     time.sleep(0.02)
     with open(sys.argv[2], "a") as ran:
-        ran.write(f"{config.index}\\n")
-    return {"value": config.index ** 2}
+        ran.write(f"{{config.index}}\\n")
+    return {{"value": config.index ** 2}}
 if __name__ == "__main__":
-    sweep(trial, [Trial(i) for i in range(12)], Path(sys.argv[1]), Console(quiet=True), label="attack", workers=1)
+    trials = [Trial(i) for i in range({TRIALS})]
+    sweep(trial, trials, Path(sys.argv[1]), Console(quiet=True), label="attack", workers=1)
 """
 
 
 def _sweeps(folder: Path, kills: int) -> Iterator[Case]:
-    """Kill a sweep at random moments, then let it end: nothing lost, nothing doubled in its results."""
-    import json
+    """Kill a sweep at random moments, then let it end: nothing lost, nothing doubled in its results.
 
-    script = folder / "sweep_script.py"
-    script.write_text(SWEEP)
+    A moment is counted from the first trial, since most of the time of a new process goes into imports.
+    """
+    script, out, ran = folder / "sweep_script.py", folder / "out", folder / "ran"
+    script.write_text(SWEEP, encoding="utf-8")
+    ran.touch()
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    out, ran, rng = folder / "out", folder / "ran", Random(0)
 
     def start() -> "subprocess.Popen[bytes]":
         return subprocess.Popen(
@@ -188,55 +195,57 @@ def _sweeps(folder: Path, kills: int) -> Iterator[Case]:
         )  # fmt: skip
 
     def values() -> list[int]:
-        return sorted(json.loads(p.read_text())["value"] for p in out.glob("*.json"))
+        return sorted(json.loads(p.read_text(encoding="utf-8"))["value"] for p in out.glob("*.json"))
 
+    rng = Random(0)
     for kill in range(kills):
-        before = values() if out.exists() else []
+        before, trials = values(), ran.read_text(encoding="utf-8")
         process = start()
-        time.sleep(rng.uniform(1.0, 6.0))
+        while process.poll() is None and ran.read_text(encoding="utf-8") == trials:
+            time.sleep(0.005)
+        time.sleep(rng.uniform(0.0, 0.3))
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-        after = values() if out.exists() else []
-        yield Case(f"sweep: kill -9 number {kill + 1}", set(before) <= set(after), f"{len(after)} of 12 results")
+        after, again = values(), ran.read_text(encoding="utf-8")[len(trials) :].split()
+        doubled = {int(index) ** 2 for index in again} & set(before)
+        held = set(before) <= set(after) and len(set(after)) == len(after) and not doubled and bool(again)
+        yield Case(f"sweep: kill -9 number {kill + 1}", held, f"{len(before)} results before, {len(after)} after")
     pair = [start(), start()]  # two in one folder
     codes = [process.wait() for process in pair]
-    yield Case("sweep: two in one folder, after all kills", values() == [i * i for i in range(12)], f"exit {codes}")
-    strays = [p.name for p in out.iterdir() if p.suffix != ".json"]
+    done = values() == [i * i for i in range(TRIALS)]
+    yield Case("sweep: two in one folder, after all kills", done and codes == [0, 0], f"exit {codes}")
+    strays = [p.name for p in out.iterdir() if not re.search(r"\.json(.*\.partial)?$", p.name)]
     yield Case("sweep: nothing is left but results", not strays, ", ".join(strays))
 
 
 def _outputs(folder: Path) -> Iterator[Case]:
-    """Write where nothing can be written: the error names the place, and what was there stays."""
+    """Write what cannot be written as JSON: what was there stays."""
     from unitvar_reproduction import record
 
     kept = folder / "kept.json"
     record.save(kept, {"value": 1})
     before = kept.read_bytes()
-    full = Path("/dev/full")
-    if full.exists():
-        try:
-            full.write_bytes(b"x" * 10_000)
-        except OSError as error:
-            yield Case("output: the device is full", "No space" in str(error), str(error))
-    for name, content in (("cannot be written as JSON", {"value": np.arange(3)}),):
-        try:
-            record.save(kept, content)
-        except Exception as error:
-            note = f"{type(error).__name__}: {error}"[:100]
-        else:
-            note = "accepted"
-        left = [p.name for p in folder.glob("kept*")]
-        yield Case(f"output: {name}", kept.read_bytes() == before and left == ["kept.json"], note)
+    try:
+        record.save(kept, {"value": np.arange(3)})
+        note = "accepted"
+    except TypeError as error:
+        note = f"{type(error).__name__}: {error}"[:100]
+    held = kept.read_bytes() == before and [p.name for p in folder.iterdir()] == ["kept.json"]
+    yield Case("output: cannot be written as JSON", held and note != "accepted", note)
 
 
 def files(kills: int = 20) -> Iterator[Case]:
-    """Attack readers, archives, mirrors, sweeps and outputs."""
+    """Attack readers, archives, mirrors, outputs, what the library saves, and sweeps."""
     sys.path.insert(0, str(TESTS))
     os.environ["NO_PROXY"] = "127.0.0.1"
     try:
         for attack in (_readers, _archives, _mirrors, _outputs):
             with tempfile.TemporaryDirectory() as folder:
                 yield from attack(Path(folder))
+        yield from artefacts()
+        yield from unwritable()
+        yield from killed(kills)
+        yield from together(writers=4, lines=100)
         with tempfile.TemporaryDirectory() as folder:
             yield from _sweeps(Path(folder), kills)
     finally:

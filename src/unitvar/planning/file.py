@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
-import secrets
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from os import PathLike
@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from unitvar.init import MODES
 from unitvar.planning.layers import LayerPlan, Layout, Plan
 from unitvar.planning.options import DISTRIBUTIONS
+from unitvar.running.files import written_whole
 
 __all__ = ["load", "save"]
 
@@ -26,23 +27,10 @@ Part = TypeVar("Part")
 
 def save(plan: Plan, path: str | PathLike[str]) -> None:
     """Write a plan to a file, whole or not at all."""
-    target = Path(path)
     record = {"format": FORMAT, "version": VERSION, **asdict(plan)}
     text = json.dumps(_plain(record), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
-    if not target.parent.is_dir():
-        raise FileNotFoundError(f"{str(target.parent)!r} is not a folder; make it before you save a plan there.")
-    if target.is_dir():
-        raise IsADirectoryError(f"{str(target)!r} is a folder; give the name of a file, such as plan.json in it.")
-    part = target.with_name(f".{target.name}.{secrets.token_hex(4)}")  # beside it: a rename stays on one disk
-    try:
-        with part.open("x", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(part, target)
-    except BaseException:
-        part.unlink(missing_ok=True)
-        raise
+    with written_whole(path) as part:
+        part.write_text(text, encoding="utf-8")
 
 
 def load(path: str | PathLike[str]) -> Plan:
@@ -56,7 +44,7 @@ def load(path: str | PathLike[str]) -> Plan:
         made = _plan(record)
         _check(made)
         return made
-    except ValueError as error:  # JSON and UTF-8 errors are such, too
+    except (ValueError, RecursionError) as error:  # JSON and UTF-8 errors are such, too
         raise ValueError(
             f"{os.fspath(path)!r} is not a plan that can be read: {error}. Write it again with plan.save(path)."
         ) from error
@@ -144,6 +132,8 @@ def _number(value: Any) -> float:
         return float(value)
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise ValueError(f"{value!r} is not a number")
+    if abs(value) > sys.float_info.max:
+        raise ValueError("it is past what a float can hold")
     return value
 
 
