@@ -20,6 +20,7 @@ import pytest
 from rich.console import Console
 
 from unitvar_reproduction.sweep.run import TrialError, checkpoint_path, forget_checkpoint, sweep, trial_path
+from unitvar_reproduction.sweep.store import Files, Ledger
 from unitvar_reproduction.sweep.view import SweepView
 
 QUIET = Console(quiet=True)
@@ -326,3 +327,29 @@ def test_without_ray_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ValueError, match=r"pip install './reproduction\[ray\]'"):
         sweep(square, [Square(1, str(tmp_path / "log"))], tmp_path / "trials", QUIET, label="squares", ray="auto")
+
+
+def test_a_trial_that_two_sweeps_ran_has_one_line_in_a_ledger(tmp_path: Path) -> None:
+    @dataclass(frozen=True)
+    class Lined:
+        index: int
+        family: str = "lines"
+
+    for ledger in (Ledger(tmp_path, "family"), Ledger(tmp_path, "family")):
+        for index in range(2):
+            ledger.save(Lined(index), {"config": {"index": index, "family": "lines"}, "value": index})
+    assert [line["value"] for line in Ledger(tmp_path, "family").all("lines")] == [0, 1]
+
+
+def test_what_a_killed_process_left_of_a_result_is_deleted_once_nobody_writes_to_it(tmp_path: Path) -> None:
+    @dataclass(frozen=True)
+    class Lone:
+        index: int
+
+    path = trial_path(tmp_path, Lone(0))
+    old, new = (path.with_name(f"{path.name}{name}.partial") for name in ("old", "new"))
+    for leftover in (old, new):
+        leftover.write_text("{", encoding="utf-8")
+    os.utime(old, (1, 1))
+    Files(tmp_path).save(Lone(0), {"value": 1, "environment": {"x": 1}})
+    assert {p.name for p in tmp_path.iterdir()} == {path.name, new.name}

@@ -10,7 +10,7 @@ import platform
 import subprocess
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -111,15 +111,22 @@ def write(path: Path, text: str) -> Path:
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
     """Give a file to write to, which takes the place of path when the block is done, and never was if it fails."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".partial")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".partial")
+    except OSError as error:
+        error.add_note(f"{path} could not be written.")
+        raise
     try:
         with os.fdopen(handle, "wb") as file:
             yield file
         os.chmod(temporary, 0o644)  # mkstemp is for secrets; a result is not one
         os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
+    except BaseException as error:
+        with suppress(OSError):
+            os.unlink(temporary)
+        if isinstance(error, OSError):  # a full disk is not named by the system
+            error.add_note(f"{path} could not be written; what was there before is still there.")
         raise
 
 

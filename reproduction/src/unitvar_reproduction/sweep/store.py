@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sys
+import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, BinaryIO, Protocol, runtime_checkable
 
 from unitvar_reproduction import record
 
+if sys.platform != "win32":
+    import fcntl
+
 __all__ = ["Files", "Ledger", "Store", "trial_path"]
+
+STALE = 60.0  # seconds after which nobody writes to a file any more: a result is written in one go
 
 
 def trial_path(folder: Path, config: Any) -> Path:
@@ -50,8 +58,12 @@ class Files:
         return [record.load(path) for path in paths if path.exists()]
 
     def save(self, config: Any, result: Mapping[str, object]) -> None:
-        """Write a file, whole or not at all."""
-        record.save(trial_path(self.folder, config), result)
+        """Write a file, whole or not at all, and delete what a process killed while it wrote the same has left."""
+        path = record.save(trial_path(self.folder, config), result)
+        for leftover in path.parent.glob(f"{path.name}*.partial"):
+            with suppress(OSError):  # another sweep may have been faster
+                if time.time() - leftover.stat().st_mtime > STALE:
+                    leftover.unlink()
 
 
 @dataclass(frozen=True)
@@ -84,14 +96,21 @@ class Ledger:
         return [line for _, line in self._lines(self._path(value))]
 
     def save(self, config: Any, result: Mapping[str, object]) -> None:
-        """Append a line."""
+        """Append a line, unless another sweep has done so since; one at a time, whatever runs beside."""
         path = self._path(getattr(config, self.by))
         path.parent.mkdir(parents=True, exist_ok=True)
         line = json.dumps(result, ensure_ascii=False, allow_nan=False) + "\n"
         with open(path, "ab+") as file:
-            whole = _whole(path.read_bytes())
-            file.truncate(len(whole))
-            file.write(line.encode("utf-8"))
+            _lock(file)  # until it is closed: another's line must not be taken for an unfinished one
+            if not self.missing([config])[0]:
+                return
+            try:
+                file.truncate(len(_whole(path.read_bytes())))
+                file.write(line.encode("utf-8"))
+                file.flush()
+            except OSError as error:  # a full disk is not named by the system
+                error.add_note(f"A line of {path} could not be written; those before are still there.")
+                raise
 
     def _path(self, value: str) -> Path:
         return self.folder / f"{value}.jsonl"
@@ -112,6 +131,12 @@ class Ledger:
                     f"Line {i} of {path} is not a result ({error}); delete that line and run again what wrote it."
                 ) from error
             yield key, found
+
+
+def _lock(file: BinaryIO) -> None:
+    """Wait until no other process has the file; where there is no such lock, sweeps need folders of their own."""
+    if sys.platform != "win32":
+        fcntl.flock(file, fcntl.LOCK_EX)
 
 
 def _key(config: Mapping[str, Any]) -> str:
