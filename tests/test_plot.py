@@ -2,14 +2,17 @@
 
 import itertools
 import math
+from collections import OrderedDict
 
 import pytest
 import torch
 from matplotlib.figure import Figure
+from matplotlib.transforms import Bbox
 from torch import nn
 
 import unitvar
-from unitvar import plot
+from unitvar import cli, plot
+from unitvar.plot.axes import logarithmic, shortened
 
 
 def drawn(ax) -> dict[str, list[float]]:
@@ -45,17 +48,72 @@ def test_a_report_draws_measured_as_points_and_predicted_as_lines() -> None:
     assert ax.get_yscale() == "log"
 
 
+def parts_of(ax) -> dict[str, Bbox]:
+    """Return where title, legend and data stand, in pixels."""
+    title = next(t for t in (ax.title, ax._left_title, ax._right_title) if t.get_text())
+    return {
+        "title": title.get_window_extent(),
+        "legend": ax.get_legend().get_window_extent(),
+        "data": ax.get_window_extent(),
+    }
+
+
 def test_a_picture_names_layers_and_has_the_verdict_as_title_and_no_legend_on_data() -> None:
     report = unitvar.measure(network(), torch.randn(64, 32))
     ax = report.plot(Figure(layout="constrained").subplots())
     assert [t.get_text() for t in ax.get_xticklabels()] == [x.label for x in report]
     assert " ".join(ax.get_title("left").split()) == report.verdict
     ax.figure.draw_without_rendering()
-    assert ax.get_legend().get_window_extent().y0 >= ax.get_window_extent().y1 - 1
+    parts = parts_of(ax)
+    assert parts["legend"].y0 >= parts["data"].y1 - 1
+    assert parts["title"].y0 >= parts["legend"].y1 - 1
     long = nn.Sequential(*(nn.Linear(4, 4) for _ in range(40)))
-    names = [t.get_text() for t in unitvar.measure(long, torch.randn(8, 4)).plot(Figure().subplots()).get_xticklabels()]
-    assert len(names) == 12
-    assert (names[0], names[-1]) == ("0.weight", "39.weight")
+    ax = unitvar.measure(long, torch.randn(8, 4)).plot(Figure().subplots())
+    names = [t.get_text() for t in ax.get_xticklabels()]
+    assert len(names) <= 12
+    assert (names[0], names[1], names[-1]) == ("0.weight", "4.weight", "39.weight")
+    steps = {b - a for a, b in itertools.pairwise(ax.get_xticks()[:-1])}
+    assert steps == {4}  # names at equal distances do not run into each other
+
+
+def test_the_picture_of_explain_lays_nothing_on_top_of_anything() -> None:
+    model = nn.Sequential(OrderedDict((f"a_block_with_a_long_name_{i}", nn.Linear(8, 8)) for i in range(3)))
+    x = torch.randn(64, 8)
+    figure = cli._figure(2)
+    for row, title in enumerate(("as it is", "as planned")):
+        cli._draw(figure, row, title, unitvar.measure(model, x), model, (x,))
+    figure.draw_without_rendering()
+    for ax, title in zip(figure.axes[::2], ("as it is", "as planned"), strict=True):
+        parts = parts_of(ax)
+        assert " ".join(ax.get_title("left").split()).startswith(f"{title}: signal variance ")
+        assert not ax.get_title("center")
+        assert not any(a.overlaps(b.padded(-1)) for a, b in itertools.combinations(parts.values(), 2))
+        assert figure.bbox.padded(1).containsx(parts["title"].x1)
+
+
+def test_a_long_name_keeps_its_block_and_its_weight() -> None:
+    assert shortened("features.0.weight") == "features.0.weight"
+    assert shortened("model.layers.10.self_attn.q_proj.weight") == "model.layers.10…q_proj.weight"
+    assert len(shortened("x" * 99)) == 30
+
+
+@pytest.mark.parametrize(
+    ("values", "labels"),
+    [
+        ([0.95, 1.05], ["0.5", "1", "2"]),  # a decade, so that a few per cent do not look wild
+        ([0.02, 1.0], ["0.02", "0.05", "0.1", "0.2", "0.5", "1"]),
+    ],
+)
+def test_ticks_are_plain_numbers_where_they_are_few(values: list[float], labels: list[str]) -> None:
+    ax = Figure().subplots()
+    ax.plot(values)
+    logarithmic(ax)
+    ax.figure.draw_without_rendering()
+    low, high = ax.get_ylim()
+    assert high / low >= 10 * (1 - 1e-9)
+    ticks = zip(ax.get_yticks(), ax.yaxis.get_majorticklabels(), strict=True)
+    assert [label.get_text() for tick, label in ticks if low <= tick <= high] == labels
+    assert not any(label.get_text() for label in ax.yaxis.get_minorticklabels())
 
 
 @pytest.mark.parametrize("gain", [0.2, 1.0, 5.0])
@@ -158,6 +216,7 @@ def test_shares_stack_to_one_with_the_prediction_beside_them() -> None:
         assert top == pytest.approx(1, abs=1e-6)
         assert len(ax.collections) == 3
         assert len(ax.lines) == lines
+        assert [t.get_text() for t in ax.get_xticklabels()] == ["0.weight", "3.weight"]
     assert "run twice" in unitvar.measure(model, x, runs=1).plot_shares(Figure().subplots()).texts[0].get_text()
     assert "signal predicted" in " ".join(str(report).split())
     plain = unitvar.measure(nn.Sequential(nn.Linear(32, 8)), x, runs=2)

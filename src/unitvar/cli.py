@@ -298,10 +298,8 @@ def _draw(
     from unitvar import plot
 
     left, right = figure.axes[2 * row : 2 * row + 2]
-    report.plot(left)
+    plot.flow(report.rows, ax=left, title=f"{title}: {report.verdict}" if title else report.verdict)
     plot.distributions(model, inputs, ax=right)
-    if title:
-        left.set_title(f"{title}: {left.get_title()}".removesuffix(": "))
 
 
 def _save(figure: Any, path: Path) -> None:

@@ -110,6 +110,7 @@ def test_plot_draws_into_the_axes_it_gets_and_returns_them() -> None:
     figure, (left, right) = plt.subplots(1, 2)
     assert report.plot(left) is left
     assert len(left.lines[0].get_xdata()) == 6
+    assert [label.get_text() for label in left.get_xticklabels()] == [layer.name for layer in report]
     assert not right.lines
     own = report.plot()
     assert own.figure is not figure

@@ -149,7 +149,8 @@ class BatchNormReport(Tabular):
 
         levels = torch.tensor([0.05, 0.5, 0.95], dtype=torch.float64, device="cpu")
         bands = torch.stack([layer.ratio.quantile(levels) for layer in self.layers], dim=1)
-        return plot.ratio_by_layer(*bands.tolist(), ax=ax)
+        low, middle, high = bands.tolist()
+        return plot.ratio_by_layer(low, middle, high, [layer.name for layer in self.layers], ax=ax)
 
 
 def lone_values(method: str, layers: Sequence[tuple[str, int, int]]) -> str:
