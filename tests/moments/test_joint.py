@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
@@ -11,6 +11,10 @@ from torch import Tensor, nn
 
 import unitvar
 from tests.composition.spelling import assert_as_predicted, shared, white
+from unitvar.moments.correlation import UNRELATED
+from unitvar.moments.joint import Joint, Operand
+from unitvar.moments.law import Field, gaussian
+from unitvar.moments.signal import Origin
 
 Expression = Callable[[Tensor, Tensor], Tensor]
 
@@ -22,6 +26,8 @@ EXPRESSIONS: dict[str, Expression] = {
     "products of products": lambda x, y: (x * y) * (x + y) * torch.tanh(y),
     "a function of a product": lambda x, y: nn.functional.silu(x * y),
     "a function of a sum of products": lambda x, y: nn.functional.gelu(x * y + x),
+    "a power of a product": lambda x, y: torch.rsqrt(1 + (x * y) ** 2),
+    "an exponential of a product": lambda x, y: torch.exp(-(nn.functional.softplus(x) * torch.sigmoid(y))),
     "a quotient": lambda x, y: (x + y) / (2 + torch.tanh(x)),
     "the larger one": lambda x, y: torch.maximum(x, x + y),
     "a choice": lambda x, y: torch.where(x > 0, x * y, y),
@@ -99,3 +105,50 @@ def test_other_elements_of_one_tensor_are_independent() -> None:
 
     layer = unitvar.plan(Shifted(), torch.zeros(4, 16, 64), residual="unit")["head.weight"]
     assert layer.second == pytest.approx(4.0, rel=0.03)
+
+
+def test_an_expression_inside_another_one_twice_is_evaluated_once() -> None:
+    """x ← x y + x, again and again, would take 2ⁿ evaluations of the first product."""
+    calls = 0
+
+    def counted(values: Sequence[Tensor]) -> Tensor:
+        nonlocal calls
+        calls += 1
+        return values[0] * values[1].tanh() + values[2]
+
+    def operand(field: Field) -> Operand:
+        return Operand.of(field, UNRELATED, (4,), ())
+
+    def source(joint: Joint | None = None) -> Field:
+        origin = Origin(joint=joint)
+        origin.axis = gaussian(0.0, 1.0, origin=origin)
+        return Field(origin.axis.nodes, (), origin.axis)
+
+    x, y = source(), source()
+    for _ in range(16):
+        joint = Joint.of(counted, [operand(x), operand(y), operand(x)], (4,), linear=False)
+        assert joint is not None
+        x = source(joint)
+    assert joint.moments() is not None
+    assert calls <= 16 * 7  # one element, an unrelated one, and one of each kind of pair
+
+
+class Decay(nn.Module):
+    """A gate exp(-d a), whose rates a are learned, one for each unit and state, and start at 1 to 8."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.log_rates = nn.Parameter(torch.arange(1.0, 9.0).log().repeat(64, 1))
+        self.first, self.head = nn.Linear(64, 64), nn.Linear(8, 32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.exp(-nn.functional.softplus(self.first(x))[..., None] * self.log_rates.exp()))
+
+
+def test_a_table_of_one_sign_keeps_it() -> None:
+    """A Gaussian of the rates' mean and variance has negative ones, whose exponentials are 10⁵ times larger."""
+    layer = unitvar.plan(Decay(), torch.zeros(4, 64), residual="unit")["head.weight"]
+    z = torch.randn(1 << 20, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    gates = torch.exp(-nn.functional.softplus(z)[:, None] * torch.arange(1.0, 9.0, dtype=torch.float64))
+    assert layer.mean == pytest.approx(float(gates.mean()), rel=0.05)
+    assert layer.second == pytest.approx(float(gates.square().mean()), rel=0.05)

@@ -22,7 +22,7 @@ from torch import Tensor
 from unitvar.moments.correlation import KINDS, UNRELATED, Correlation
 from unitvar.moments.law import Axis, Field
 
-__all__ = ["Joint", "Operand", "described"]
+__all__ = ["Joint", "Operand", "described", "is_gaussian"]
 
 _DRAWS = 1 << 13  # and as many with the opposite sign
 _SOURCES, _DEPTH = 10, 32  # that an expression may have; one of more is taken for a source of its own
@@ -125,31 +125,36 @@ class Joint:
 
     def moments(self) -> tuple[float, float, Correlation] | None:
         """Draw mean, second moment and the correlations of pairs; None if they are not finite."""
-        return _drawn(lambda draws, move, kind: _evaluated(self, draws, move, kind))
+        return _drawn(lambda draws, kind: _evaluated(self, draws, (), kind))
 
 
 def described(law: Field) -> tuple[float, float, Correlation]:
     """Return mean, second moment and correlations of a law: by quadrature, or drawn if its Gaussian is none."""
-    x = Operand.of(law, UNRELATED if law.large is None else law.large.correlation, (), ())
-    found = _drawn(lambda draws, move, kind: _values(x, draws, _same, kind)) if x.heavy else None
+    x = _alone(law)
+    found = _drawn(lambda draws, kind: _values(x, draws, (), kind)) if x.heavy else None
     if found is not None:
         return found
     mean, second = law.moments()
     return mean, second, law.correlation(mean, second)
 
 
-def _same(name: Name) -> Name:
-    return name
+def is_gaussian(law: Field) -> bool:
+    """Return False if what a law is a function of has tails that a Gaussian has not."""
+    return not _alone(law).heavy
 
 
-Move = Callable[[Name], Name]
-Evaluate = Callable[["_Draws", Move, "str | None"], Tensor]
+def _alone(law: Field) -> Operand:
+    return Operand.of(law, UNRELATED if law.large is None else law.large.correlation, (), ())
+
+
+Moves = tuple[tuple[Place, Place], ...]  # from an expression's home to where it is used, innermost first
+Evaluate = Callable[["_Draws", "str | None"], Tensor]
 _FIRST, _APART = None, "apart"
 
 
 def _drawn(evaluate: Evaluate) -> tuple[float, float, Correlation] | None:
     draws = _Draws()
-    v = evaluate(draws, _same, _FIRST)
+    v = evaluate(draws, _FIRST)
     mean, second = float(v.mean()), float(v.square().mean())
     if not math.isfinite(second):
         return None
@@ -157,12 +162,12 @@ def _drawn(evaluate: Evaluate) -> tuple[float, float, Correlation] | None:
     if var <= 1e-12 * second:
         return mean, second, UNRELATED
     # The error of a pair moment is that of unrelated draws, which is known, and taken off.
-    zero = float((v * evaluate(draws, _same, _APART)).mean())
+    zero = float((v * evaluate(draws, _APART)).mean())
     known: dict[tuple[Any, ...], float] = {}
     found = []
     for kind in KINDS:
         draws.used.clear()
-        other = evaluate(draws, _same, kind)
+        other = evaluate(draws, kind)
         key = tuple(draws.used)
         if key not in known:
             known[key] = (float((v * other).mean()) - zero) / var
@@ -176,6 +181,8 @@ class _Draws:
     def __init__(self) -> None:
         self.columns: dict[Name, int] = {}
         self.used: list[Any] = []
+        # Evaluated once, with what was used for it: an expression may be part of another one many times.
+        self.evaluated: dict[tuple[int, Moves, str | None], tuple[Tensor, tuple[Any, ...]]] = {}
 
     def gaussian(self, name: Name, rho: float | None) -> Tensor:
         """Draw a standard normal source; with rho, the one of the other element of a pair."""
@@ -210,12 +217,20 @@ def _normals(column: int) -> Tensor:
     return z / z.square().mean().sqrt()
 
 
-def _evaluated(joint: Joint, draws: _Draws, move: Move, kind: str | None) -> Tensor:
-    with torch.no_grad():
-        return joint.function([_values(x, draws, move, kind) for x in joint.operands]).double()
+def _evaluated(joint: Joint, draws: _Draws, moves: Moves, kind: str | None) -> Tensor:
+    key = id(joint), moves, kind
+    if key not in draws.evaluated:
+        before, draws.used = draws.used, []
+        with torch.no_grad():
+            out = joint.function([_values(x, draws, moves, kind) for x in joint.operands]).double()
+        draws.evaluated[key] = out, tuple(dict.fromkeys(draws.used))
+        draws.used = before
+    out, used = draws.evaluated[key]
+    draws.used.extend(used)
+    return out
 
 
-def _values(x: Operand, draws: _Draws, move: Move, kind: str | None) -> Tensor:
+def _values(x: Operand, draws: _Draws, moves: Moves, kind: str | None) -> Tensor:
     """Draw an operand: the first element of a pair (no kind), or the other one."""
     if kind not in (_FIRST, _APART) and getattr(x.correlation, kind) >= 1 - 1e-9:
         kind = _FIRST  # a copy
@@ -225,10 +240,10 @@ def _values(x: Operand, draws: _Draws, move: Move, kind: str | None) -> Tensor:
     row: Any = 0
     for axis in field.noises:
         other = kind is not _FIRST and kind not in axis.shared
-        row = row * len(axis.nodes) + draws.states(move((id(axis.key), x.place)), axis, other)
+        row = row * len(axis.nodes) + draws.states(_moved((id(axis.key), x.place), moves), axis, other)
     if large is None:
         return full[row, 0] if field.noises else full[0]
-    z = _gaussian(x, large, draws, move, kind)
+    z = _gaussian(x, large, draws, moves, kind)
     if field.values is large.nodes:
         return z
     nodes = large.nodes.detach().numpy()
@@ -238,14 +253,16 @@ def _values(x: Operand, draws: _Draws, move: Move, kind: str | None) -> Tensor:
     return torch.from_numpy(at).gather(0, row.unsqueeze(0))[0]
 
 
-def _gaussian(x: Operand, large: Axis, draws: _Draws, move: Move, kind: str | None) -> Tensor:
+def _gaussian(x: Operand, large: Axis, draws: _Draws, moves: Moves, kind: str | None) -> Tensor:
     inner = x.inner
     if inner is not None:
-        home, place = inner.place, x.place
-
-        def moved(name: Name) -> Name:
-            return move(_elsewhere(name, place, home))
-
-        return _evaluated(inner, draws, moved, kind)
+        own = () if inner.place == x.place else ((x.place, inner.place),)
+        return _evaluated(inner, draws, own + moves, kind)
     rho = None if kind is _FIRST else 0.0 if kind == _APART else float(getattr(x.correlation, kind))
-    return large.mean + large.std * draws.gaussian(move((id(large.key), x.place)), rho)
+    return large.mean + large.std * draws.gaussian(_moved((id(large.key), x.place), moves), rho)
+
+
+def _moved(name: Name, moves: Moves) -> Name:
+    for place, home in moves:
+        name = _elsewhere(name, place, home)
+    return name

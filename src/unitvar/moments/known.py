@@ -11,7 +11,7 @@ from torch import Tensor
 from unitvar._torch import schema_of
 from unitvar.graph import Node, Value
 from unitvar.moments.correlation import CONSTANT, Correlation
-from unitvar.moments.law import Field, empirical
+from unitvar.moments.law import Field, empirical, mapped
 from unitvar.moments.ops.masks import LOWEST
 from unitvar.moments.ops.noise import met_together
 from unitvar.moments.signal import Path, Signal
@@ -187,7 +187,10 @@ def _described(numbers: Tensor, value: Value) -> Signal:
         rows = numbers.double().flatten(0, -2)
         n = rows.shape[0]
         pair = float((rows.sum(0).square() - rows.square().sum(0)).mean()) / (n * (n - 1)) if n > 1 else second
-        return _by_position(made, pair)
+        made = _by_position(made, pair)
+        # A Gaussian of this mean and variance would have the other sign, too: the law of rates and decays matters.
+        one_sign = bool((numbers > 0).all()) or bool((numbers < 0).all())
+        return replace(made, law=mapped(numbers, made.alike)) if one_sign else made
     if numbers.numel() > _FEW:
         return made
     axis = empirical(numbers, met_together(shape, fixed=True))

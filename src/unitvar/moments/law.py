@@ -21,7 +21,7 @@ from torch import Tensor
 
 from unitvar.moments.correlation import KINDS, UNRELATED, Correlation
 
-__all__ = ["NODES", "Axis", "Field", "bernoulli", "constant", "empirical", "gaussian", "quantiles", "uniform"]
+__all__ = ["NODES", "Axis", "Field", "bernoulli", "constant", "empirical", "gaussian", "mapped", "quantiles", "uniform"]
 
 _REACH = 10.0
 NODES = 10  # of Gauss and Legendre, a panel
@@ -125,6 +125,20 @@ def empirical(values: Tensor, shared: frozenset[str], count: int = 16) -> Axis:
     if spread > 0:
         nodes = flat.mean() + (nodes - nodes.mean()) * (flat.std(unbiased=False) / spread)
     return Axis(nodes, torch.full((count,), 1.0 / count, dtype=torch.float64, device="cpu"), shared)
+
+
+def mapped(values: Tensor, correlation: Correlation) -> Field:
+    """Give the law of the values that a tensor has, as the increasing function of a Gaussian that has their quantiles.
+
+    Args:
+        values: of the tensor.
+        correlation: of two of them, for each kind of pair.
+    """
+    axis = gaussian(0.0, 1.0, correlation)
+    flat = values.detach().double().flatten()
+    known = flat[:: max(1, flat.numel() >> 16)].sort().values.numpy()
+    levels = torch.special.ndtr(axis.nodes.detach()).numpy()
+    return Field(torch.from_numpy(np.interp(levels, (np.arange(len(known)) + 0.5) / len(known), known)), (), axis)
 
 
 def _float64(numbers: list[float]) -> Tensor:

@@ -14,7 +14,7 @@ from torch import Tensor
 from unitvar._torch import schema_of
 from unitvar.moments.axes import features_in
 from unitvar.moments.combine import broadcast, joined_axes
-from unitvar.moments.joint import described
+from unitvar.moments.joint import described, is_gaussian
 from unitvar.moments.law import Axis, Field, quantiles
 from unitvar.moments.ops.arithmetic import PRODUCTS, SUMS, arithmetic_gradient, combined, is_sum, main
 from unitvar.moments.ops.expressions import drawn, expression, remembered
@@ -63,8 +63,10 @@ def replayed(call: Call) -> Signal | None:
     if out is None:
         return None
     out = out.expand(*(1,) * len(noises), -1) if out.dim() == 1 else out
-    made = _finished(call, operands, _tidied(Field(out, tuple(noises), large)), shape)
-    return made if len(operands) > 1 or is_plain(call.name) else _refined(call, operands[0], made)
+    law = _tidied(Field(out, tuple(noises), large))
+    made = _finished(call, operands, law, shape)
+    fine = len(operands) == 1 and not is_plain(call.name) and is_gaussian(law)
+    return _refined(call, operands[0], made) if fine else made
 
 
 def _told_apart(call: Call) -> Call:
