@@ -239,15 +239,26 @@ class _Random(nn.Module):
         (lambda x: x * (torch.rand_like(x) < 0.8) / 0.8, lambda x: x.square() * 0.25),
         (lambda x: x.div(0.8) * (0.8 + torch.rand(len(x), 1)).floor_(), lambda x: x.square() * 0.25),
         (lambda x: x * torch.empty_like(x).bernoulli_(0.8).div_(0.8), lambda x: x.square() * 0.25),
+        (lambda x: x * torch.rand_like(x).lt_(0.8).to(x.dtype).div_(0.8), lambda x: x.square() * 0.25),
         (lambda x: x * (1 + 0.5 * torch.randn_like(x)), lambda x: x.square() * 0.25),
         (lambda x: x + 0.5 * torch.randn_like(x), lambda x: torch.full_like(x, 0.25)),
         (lambda x: F.alpha_dropout(x, 0.5, True) * 0 + F.dropout(x, 0.2), lambda x: x.square() * 0.25),
     ],
-    ids=["rand", "floor", "bernoulli", "gaussian", "added", "functional"],
+    ids=["rand", "floor", "bernoulli", "in place", "gaussian", "added", "functional"],
 )
 def test_masks_that_a_model_draws_itself(draw: Callable[[Tensor], Tensor], var: Callable[[Tensor], Tensor]) -> None:
     x = torch.randn(3, 6)
     found = unitvar.expect(_Random(draw), x)
     torch.testing.assert_close(found.mean, x, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(found.var, var(x), rtol=2e-3, atol=1e-4)
+    assert not found.sampled
+
+
+def test_comparisons_in_place_keep_the_dtype_that_they_write_to() -> None:
+    """``x.gt_(0)`` writes zeros and ones as numbers: two of them add up, where booleans would not."""
+    x = torch.randn(4, 200)
+    model = Then(lambda z: 10 * z.gt_(0.0) + x[:, :12].clone().gt_(0.0) + x[:, :12].clone().gt_(-1.0))
+    found, samples = unitvar.expect(model, x), runs(model, x, 4000, at_once=1)
+    assert found.mean.dtype == x.dtype
+    torch.testing.assert_close(found.mean, samples.mean(0), rtol=0, atol=1.6)  # a step, on 16 nodes
     assert not found.sampled

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 
 from unitvar.expectation.uncertain import Source, Uncertain, wide
+from unitvar.running.calling import flattened
+from unitvar.shown import counted, html_table, notes
 
 __all__ = ["Expectation"]
 
@@ -21,7 +23,7 @@ _LARGEST_COVARIANCE = 256  # classes up to which logits are drawn with their cov
 _CHUNK = 1 << 22
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Expectation:
     """Mean and variance of a model's output over its dropout.
 
@@ -36,7 +38,24 @@ class Expectation:
     var: Any
     methods: Mapping[str, str] = field(default_factory=dict)
     sampled: Mapping[str, str] = field(default_factory=dict)
-    logits: Any = field(default=None, repr=False)
+    logits: Any = None
+
+    @property
+    def _headline(self) -> str:
+        tensors = [t for t in flattened(self.mean) if isinstance(t, Tensor)]
+        shapes = ", ".join(str(tuple(t.shape)) for t in tensors[:3]) + (", …" if len(tensors) > 3 else "")
+        many = f"{counted(len(self.sampled), 'op')} sampled" if self.sampled else "no op sampled"
+        return f"mean and variance of {counted(len(tensors), 'tensor')} of shape {shapes}; {many}"
+
+    def __repr__(self) -> str:
+        return f"<Expectation: {self._headline}>"
+
+    def _repr_html_(self) -> str:
+        rows = [
+            *self.methods.items(),
+            *((op, f"sampled, first in {where or 'the model itself'}") for op, where in self.sampled.items()),
+        ]
+        return notes(self._headline) + html_table(("op", "how it was followed"), rows, words=2)
 
     @property
     def std(self) -> Any:

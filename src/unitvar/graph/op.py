@@ -51,6 +51,7 @@ class Op:
 _POINTWISE = {
     "aten.hardswish", "aten.log_sigmoid", "aten.masked_fill", "aten.prelu", "aten._prelu_kernel", "aten.where",
     "aten.float_power", "aten.true_divide", "aten.floor_divide", "aten.multiply", "aten.divide", "aten.subtract",
+    "aten.lt", "aten.le", "aten.gt", "aten.ge", "aten.eq", "aten.ne", "aten.gelu", "aten.mish", "aten.threshold",
 }  # fmt: skip
 _NOT_POINTWISE = {"aten.rrelu", "aten.clone", "aten.bernoulli", "aten.normal", "aten.binomial"}
 

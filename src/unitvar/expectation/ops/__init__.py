@@ -6,12 +6,13 @@ and export can follow. Little but names would be shared, so each stands by itsel
 """
 
 from unitvar.expectation.ops import (
+    activations,
+    affine,
     attention,
     convolution,
     linear,
     noise,
     norms,
-    pointwise,
     pooling,
     recurrent,
     reductions,
@@ -20,6 +21,6 @@ from unitvar.expectation.ops import (
 from unitvar.expectation.ops.table import RULES, Rule, find
 
 __all__ = [
-    "RULES", "Rule", "attention", "convolution", "find", "linear", "noise", "norms", "pointwise", "pooling",
+    "RULES", "Rule", "activations", "affine", "attention", "convolution", "find", "linear", "noise", "norms", "pooling",
     "recurrent", "reductions", "views",
 ]  # fmt: skip

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unitvar.expectation.ops.pointwise import _scaled
+from unitvar.expectation.ops.affine import scaled
 from unitvar.expectation.ops.table import Rule, register
 from unitvar.expectation.reuse import arithmetic
 from unitvar.expectation.uncertain import Common, Uncertain, example_size, wide
@@ -46,7 +46,7 @@ def batch_norm(op: Any, x: Uncertain, weight: Any, bias: Any, mean: Tensor, var:
     shift = -wide(mean) * scale
     shift = shift if bias is None else shift + wide(bias)
     scale, shift = (scale.reshape(shape), shift.reshape(shape)) if x.mean.dim() > 1 else (scale, shift)
-    made = _scaled(x, out[0] if whole else out, scale, lambda t: t * scale + shift)
+    made = scaled(x, out[0] if whole else out, scale, lambda t: t * scale + shift)
     return (made, *out[1:]) if whole else made
 
 

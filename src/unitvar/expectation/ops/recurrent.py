@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from unitvar.expectation.ops.activations import relu, smooth
+from unitvar.expectation.ops.affine import mul
 from unitvar.expectation.ops.linear import linear
 from unitvar.expectation.ops.noise import dropout
-from unitvar.expectation.ops.pointwise import mul, relu, smooth
 from unitvar.expectation.ops.table import register
 from unitvar.expectation.ops.views import moved
 from unitvar.expectation.uncertain import Uncertain, mean_of, var_of

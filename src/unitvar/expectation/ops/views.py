@@ -11,7 +11,7 @@ from torch import Tensor
 from unitvar.expectation.ops.table import Rule, register
 from unitvar.expectation.uncertain import Common, Source, Uncertain, ensured, example_size, wide
 
-__all__ = ["MOVED", "moved", "overwritten"]
+__all__ = ["COMPARISONS", "MOVED", "moved", "overwritten", "with_dtype"]
 
 
 def _part(arg: Any, which: str) -> Any:
@@ -111,6 +111,14 @@ def cast(op: Any, x: Uncertain, *rest: Any, **named: Any) -> Uncertain:
     mean = op(x.mean, *rest, **named)
     dtype = wide(mean[:0] if mean.dim() else mean).dtype
     return x._replace(mean=mean, var=x.var.to(dtype=dtype, device=mean.device))
+
+
+COMPARISONS = {f"aten.{name}" for name in ("lt", "le", "gt", "ge", "eq", "ne")}
+
+
+def with_dtype(x: Any, dtype: torch.dtype) -> Any:
+    """Cast what an op in place would have cast: certain or not."""
+    return cast(Tensor.to, x, dtype) if isinstance(x, Uncertain) else x.to(dtype)
 
 
 @register("masked_fill", affine=True, takes=lambda x, mask, value: isinstance(x, Uncertain))
