@@ -16,6 +16,7 @@ from unitvar_reproduction.experiments.densenet.experiment import Densenet
 from unitvar_reproduction.experiments.depth import Depth
 from unitvar_reproduction.experiments.digits import Digits
 from unitvar_reproduction.experiments.expectation.experiment import Expectation
+from unitvar_reproduction.experiments.expectation.paper import Integrated
 from unitvar_reproduction.experiments.factors import Factors
 from unitvar_reproduction.experiments.federated import Federated
 from unitvar_reproduction.experiments.forward import Forward
@@ -111,6 +112,7 @@ COMMANDS: TypeAlias = (
     | Annotated[Training, tyro.conf.subcommand("training")]
     | Annotated[Tolerance, tyro.conf.subcommand("tolerance")]
     | Annotated[Expectation, tyro.conf.subcommand("expectation")]
+    | Annotated[Integrated, tyro.conf.subcommand("integrated")]
     | Annotated[Federated, tyro.conf.subcommand("federated")]
     | Annotated[Merging, tyro.conf.subcommand("merging")]
     | Annotated[Placement, tyro.conf.subcommand("placement")]

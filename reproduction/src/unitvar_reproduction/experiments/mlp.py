@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from unitvar_reproduction import data, networks, record
 from unitvar_reproduction.networks.initialisations import initialise_
@@ -73,7 +75,12 @@ def network(trial: Trial, example: torch.Tensor) -> torch.nn.Sequential:
 
 
 def run_trial(
-    trial: Trial, *, data_dir: Path | None = None, device: str = "cpu", compiled: bool = False
+    trial: Trial,
+    *,
+    data_dir: Path | None = None,
+    device: str = "cpu",
+    compiled: bool = False,
+    judge: Callable[[nn.Module, data.Images], object] = lambda model, test: None,
 ) -> dict[str, Any]:
     """Train one network and measure it.
 
@@ -82,6 +89,7 @@ def run_trial(
         data_dir: where the data are; default: the cache.
         device: where to train.
         compiled: whether to compile the network first.
+        judge: called with the network of the best validation loss, and the test images.
 
     Returns:
         The curve at POINTS equally spaced points an epoch, None where it is not finite; the epoch at which training
@@ -108,6 +116,7 @@ def run_trial(
     curve = train(model, training, schedule, seed=trial.seed, points=POINTS, at_point=at_point, compiled=compiled)
     end = evaluate(model, test)
     model.load_state_dict(kept)
+    judge(model, test)
     return {
         "curve": {"training": record.rounded(curve.training), "validation": record.rounded(losses)},
         "diverged": curve.diverged,

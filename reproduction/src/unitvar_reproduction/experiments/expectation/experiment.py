@@ -1,10 +1,10 @@
 """Dropout at test time: switched off, sampled, or integrated out in one pass.
 
 Paper: dropout off. Its MNIST networks at keep 0.3 err on more than half of the test set that way.
-Ours: seven trained networks with dropout: the paper's MLP at three keep rates, a VGG and a DenseNet, a vision
-transformer, a U-Net. Error, log loss and calibration with dropout off, with 1, 10, 50 and 100 samples, and with
-unitvar.expect; how well each way tells wrong answers and images of another data set. Short training, to compare ways of
-asking one network, not networks. Some minutes a network on one core.
+Ours: eight trained networks with dropout: the paper's MLP at three keep rates, a VGG at two learning rates, a DenseNet,
+a vision transformer, a U-Net. Error, log loss and calibration with dropout off, with 1, 10, 50 and 100 samples, and
+with unitvar.expect; how well each way tells wrong answers and images of another data set. Short training, to compare
+ways of asking one network, not networks. Some minutes a network on one core.
 """
 
 from __future__ import annotations

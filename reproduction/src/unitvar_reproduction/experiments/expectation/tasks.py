@@ -112,8 +112,8 @@ class _UNet(nn.Module):
         return logits
 
 
-def _adam(epochs: int) -> Schedule:
-    return Schedule(epochs, 1e-3, 64, weight_decay=0.0, drops=(0.7,), optimiser="adam")
+def _adam(epochs: int, rate: float = 1e-3) -> Schedule:
+    return Schedule(epochs, rate, 64, weight_decay=0.0, drops=(0.7,), optimiser="adam")
 
 
 TASKS: dict[str, Task] = {
@@ -121,6 +121,7 @@ TASKS: dict[str, Task] = {
     "mlp-0.5": _mlp(0.5),
     "mlp-0.7": _mlp(0.7),
     "vgg": Task(_vgg, _cifar, _adam(10), 20_000),
+    "vgg-slow": Task(_vgg, _cifar, _adam(10, 1e-4), 20_000),
     "densenet": Task(lambda: networks.DenseNet(16, 8, 0.2), _cifar, Schedule(5), 10_000),
     "vit": Task(lambda: ViT(16, 64, 3, 0.2), _cifar, _adam(8), 10_000),
     "unet": Task(_UNet, _outlines, _adam(3), 6_000),

@@ -17,7 +17,18 @@ from unitvar_reproduction.experiments.expectation.weights import trained
 from unitvar_reproduction.networks.architectures import evaluating
 from unitvar_reproduction.training.loop import seeded
 
-__all__ = ["DRAWS", "OFF", "ONE_PASS", "Trial", "auroc", "calibration_error", "run_trial"]
+__all__ = [
+    "DRAWS",
+    "OFF",
+    "ONE_PASS",
+    "Answer",
+    "Trial",
+    "answers",
+    "auroc",
+    "calibration_error",
+    "judged",
+    "run_trial",
+]
 
 OFF, ONE_PASS, PLUG_IN = "off", "integrated", "integrated, softmax of the mean"
 DRAWS = (1, 10, 50, 100)
@@ -45,10 +56,10 @@ def run_trial(trial: Trial, data_dir: Path | None = None, weights: Path | None =
         chosen = torch.randperm(len(split.other), generator=torch.Generator().manual_seed(0))[: trial.judged]
         other = split.other[chosen]
     with seeded(1000 + trial.seed), torch.no_grad():
-        found = dict(_answers(model, test.images))
-        strange = {} if other is None else dict(_answers(model, other))
+        found = dict(answers(model, test.images))
+        strange = {} if other is None else dict(answers(model, other))
     rows = {
-        way: {**_judged(answer, test.labels), **_told_apart(answer, strange.get(way))} for way, answer in found.items()
+        way: {**judged(answer, test.labels), **_told_apart(answer, strange.get(way))} for way, answer in found.items()
     }
     config = {"trial": asdict(trial), "schedule": asdict(task.schedule), "images": task.images}
     return {
@@ -61,7 +72,7 @@ def run_trial(trial: Trial, data_dir: Path | None = None, weights: Path | None =
 
 
 @dataclass(frozen=True)
-class _Answer:
+class Answer:
     """Probabilities, classes last, and what the masks disagree on; None where there is one answer only."""
 
     probabilities: Tensor
@@ -75,17 +86,17 @@ def _last(logits: Tensor) -> Tensor:
     return logits.movedim(1, -1) if logits.dim() > 2 else logits
 
 
-def _answers(model: nn.Module, images: Tensor, batch: int = 250) -> Iterator[tuple[str, _Answer]]:
+def answers(model: nn.Module, images: Tensor, batch: int = 250) -> Iterator[tuple[str, Answer]]:
     """Ask a network in every way."""
     with evaluating(model):
         logits = torch.cat([_last(model(part)) for part in torch.split(images, batch)])
-        yield OFF, _Answer(logits.softmax(-1), None, logits, None)
+        yield OFF, Answer(logits.softmax(-1), None, logits, None)
         expected = unitvar.expected(nn.Sequential(model, _ClassesLast()))
         parts = [expected.expect(part) for part in torch.split(images, batch)]
         mean, var = torch.cat([p.mean for p in parts]), torch.cat([p.var for p in parts])
         mixed = torch.cat([p.probabilities for p in parts])
-        yield ONE_PASS, _Answer(mixed, torch.cat([p.mutual_information for p in parts]), mean, var)
-        yield PLUG_IN, _Answer(mean.softmax(-1), None, mean, var)
+        yield ONE_PASS, Answer(mixed, torch.cat([p.mutual_information for p in parts]), mean, var)
+        yield PLUG_IN, Answer(mean.softmax(-1), None, mean, var)
         for module in model.modules():
             module.training = not isinstance(module, nn.BatchNorm2d)
         total, entropy = torch.zeros_like(logits), torch.zeros_like(logits[..., 0])
@@ -101,7 +112,7 @@ def _answers(model: nn.Module, images: Tensor, batch: int = 250) -> Iterator[tup
                 mean = first / n
                 var = (second / n - mean.square()) * n / max(1, n - 1)
                 information = _entropy(total / n) - entropy / n if n > 1 else None
-                yield f"{n} samples", _Answer(total / n, information, logits + mean, var)
+                yield f"{n} samples", Answer(total / n, information, logits + mean, var)
         model.eval()
 
 
@@ -115,7 +126,8 @@ def _entropy(p: Tensor) -> Tensor:
     return nats
 
 
-def _judged(answer: _Answer, labels: Tensor) -> dict[str, float]:
+def judged(answer: Answer, labels: Tensor) -> dict[str, float]:
+    """Return error, log loss, calibration error, and how well wrong answers are told from right ones."""
     p, labels = answer.probabilities.flatten(0, -2), labels.flatten()
     confidence, choice = p.max(-1)
     right = choice == labels
@@ -131,7 +143,7 @@ def _judged(answer: _Answer, labels: Tensor) -> dict[str, float]:
     return {key: float(f"{value:.5g}") for key, value in found.items()}
 
 
-def _told_apart(answer: _Answer, strange: _Answer | None) -> dict[str, float]:
+def _told_apart(answer: Answer, strange: Answer | None) -> dict[str, float]:
     """Return how well images of another kind are told from those of the test set."""
     if strange is None:
         return {}
@@ -145,7 +157,7 @@ def _told_apart(answer: _Answer, strange: _Answer | None) -> dict[str, float]:
     return found
 
 
-def _agreement(found: dict[str, _Answer]) -> dict[str, float]:
+def _agreement(found: dict[str, Answer]) -> dict[str, float]:
     """Compare mean and variance of the logits with those of the most samples.
 
     The sample mean's own error is taken off the squared distance.

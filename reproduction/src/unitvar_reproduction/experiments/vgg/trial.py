@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -143,6 +144,7 @@ def run_trial(
     checkpoint: Path | None = None,
     device: str = "cpu",
     compiled: bool = False,
+    judge: Callable[[nn.Module, data.Images], object] = lambda model, test: None,
 ) -> dict[str, Any]:
     """Train one network and measure it after every epoch.
 
@@ -152,6 +154,7 @@ def run_trial(
         checkpoint: where to save training after every epoch, and to go on from.
         device: where to train.
         compiled: whether to compile the network first.
+        judge: called with the network at the end, and the test images.
 
     Returns:
         E z² by layer at the start, with dropout on and off; training loss and the root mean square of the first layer's
@@ -190,6 +193,7 @@ def run_trial(
     with seeded(trial.seed):
         noisy = evaluate(model, validation, dropout=True) if curve.diverged is None else None
     note_time()
+    judge(model, test)
     return {
         "start": start,
         "curve": {"training": record.rounded(curve.training), "gradient": record.rounded(notes["gradient"])},
