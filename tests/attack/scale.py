@@ -11,10 +11,12 @@ from torch import Tensor, nn
 import unitvar
 from tests.attack.case import Case
 
-__all__ = ["SCALES", "scales"]
+__all__ = ["SCALES", "Pointwise", "scales"]
 
 
-class _Pointwise(nn.Module):
+class Pointwise(nn.Module):
+    """A layer, and many ops that have no weights and change nothing."""
+
     def __init__(self, count: int) -> None:
         super().__init__()
         self.layer, self.count = nn.Linear(4, 4), count
@@ -35,7 +37,7 @@ def layers(count: int) -> str:
 
 def pointwise(count: int) -> str:
     """Plan a model with many ops that have no weights."""
-    return f"{len(unitvar.plan(_Pointwise(count), torch.randn(2, 4)).layers)} weight after {count:,} ops"
+    return f"{len(unitvar.plan(Pointwise(count), torch.randn(2, 4)).layers)} weight after {count:,} ops"
 
 
 def channels(count: int) -> str:

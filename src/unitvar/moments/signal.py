@@ -37,12 +37,15 @@ class Origin:
     joint: Any = None
 
 
+MOST_WORDS = 200  # that a path keeps
+
+
 @dataclass(frozen=True, slots=True)
 class Path:
     """How a value came to be.
 
     Attributes:
-        words: the ops since the last weight, in words.
+        words: the ops since the last weight, in words; the latest ones, if there are very many.
         depth: how many weights there were since the last norm; None before the first one, -1 for noise and constants.
         keep: the product of the keep rates since the last weight.
         last: the last weight, if its scale is chosen.
@@ -52,6 +55,10 @@ class Path:
     depth: int | None = None
     keep: float = 1.0
     last: str | None = None
+
+    def __post_init__(self) -> None:
+        if len(self.words) > MOST_WORDS:  # a copy for every op: all of them would grow with the square of their number
+            object.__setattr__(self, "words", ("…", *self.words[2 - MOST_WORDS :]))
 
     @property
     def rank(self) -> tuple[int, int]:
@@ -126,6 +133,9 @@ class Signal:
     joint: Any = field(default=None, kw_only=True, repr=False, compare=False)
     path: Path = field(default=Path(), kw_only=True, repr=False, compare=False)
     origin: Origin | None = field(default=None, kw_only=True, repr=False, compare=False)
+
+    def __repr__(self) -> str:  # the name that users know it by
+        return f"Moments(mean={self.mean:.6g}, second={self.second:.6g}, shape={self.shape})"
 
     def _repr_html_(self) -> str:
         sizes = "x".join(map(str, self.shape))
