@@ -15,9 +15,9 @@ def test_a_small_run_saves_and_draws(tmp_path: Path) -> None:
     sizes = {"depth": 4, "width": 16, "epochs": 1, "seeds": 1, "rates": (0.1, 0.01), "every": 5}
     Healthy(out=tmp_path, **sizes).run(console)
     saved = json.loads((tmp_path / "healthy.json").read_text(encoding="utf-8"))
-    assert list(saved["verdicts"]) == list(FILLS) == ["PyTorch's default", "Xavier", "He", "ours"]
+    assert list(saved["verdicts"]) == list(FILLS) == ["PyTorch's default", "Xavier", "He", "unitvar"]
     assert len(saved["trials"]) == 8
-    assert [row["name"] for row in saved["layers"]["ours"]] == ["1.weight", "4.weight", "7.weight", "10.weight"]
+    assert [row["name"] for row in saved["layers"]["unitvar"]] == ["1.weight", "4.weight", "7.weight", "10.weight"]
     assert [len(norms) for norms in saved["history"]["He"].values()] == [4] * 4  # steps 0, 5, 10 and 15
     assert {p.name for p in tmp_path.iterdir()} == {"healthy.json", "healthy.png", "healthy-training.png"}
     assert "test error" in console.export_text()

@@ -51,7 +51,7 @@ FILLS: dict[str, Callable[[nn.Module, Tensor], object]] = {
     "PyTorch's default": lambda model, batch: None,
     "Xavier": _each(nn.init.xavier_uniform_),
     "He": _each(lambda weight: nn.init.kaiming_normal_(weight, nonlinearity="relu")),
-    "ours": partial(unitvar.initialize_, inputs="standard"),  # as recorded
+    "unitvar": partial(unitvar.initialize_, inputs="standard"),  # as recorded
 }
 
 
@@ -149,12 +149,15 @@ class Healthy:
         figure = Figure(figsize=(14, 6.6), layout="constrained", dpi=150)
         axes = figure.subplots(2, len(reports), sharey="row", sharex="row")
         for i, (fill, report) in enumerate(reports.items()):
-            plot.flow(report.rows, ax=axes[0, i], legend=i == 0)
+            plot.flow(report.rows, ax=axes[0, i], legend=False)
             axes[0, i].set_title(fill)
             model, train_set, _ = self._built(fill, 0)
-            plot.distributions(model, train_set.images[:500], ax=axes[1, i], legend=i == 0)
+            plot.distributions(model, train_set.images[:500], ax=axes[1, i], legend=False)
             axes[0, i].set_ylabel("mean square" if i == 0 else "")
         axes[1, 0].set_xlim(-4, 4)
+        for row, place in ((0, "outside upper center"), (1, "outside lower center")):  # above and below all panels
+            handles, labels = axes[row, 0].get_legend_handles_labels()
+            figure.legend(handles, labels, loc=place, ncols=len(labels), frameon=False, fontsize="small")
         figure.savefig(self.out / "healthy.png")
 
     def _draw_training(self, best: dict[str, list[_Trial]]) -> None:

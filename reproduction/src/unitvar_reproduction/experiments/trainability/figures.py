@@ -42,6 +42,9 @@ def draw_rates(rows: Sequence[Mapping[str, Any]], path: Path) -> Path:
     for init in INITS:
         if any(row["init"] == init for row in rows):
             axes[0, 0].plot([], [], color=_colour(init), marker="o", markersize=3, label=NAMES[init])
+    for label, style in (("one seed", {"color": "0.3"}), ("not every seed trains", {"color": "0.3", "mfc": "none"})):
+        axes[0, 0].plot([], [], "o", markersize=3, label=label, **style)
+    axes[0, 0].plot([], [], color="0.6", linewidth=0.8, linestyle=":", label="guessing")
     figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside right upper", frameon=False, fontsize="small")
     return figures.save(figure, path)
 

@@ -25,8 +25,8 @@ NAMES = {
     "he": "He",
     "default": "torch's default",
     "lsuv": "LSUV",
-    "scaled": "ours",
-    "measured": "ours, measured",
+    "scaled": "unitvar, plan",
+    "measured": "unitvar, measured",
 }
 """Initialisation → what a reader calls it; the last two are ``initialize_`` with its defaults, and measured."""
 
