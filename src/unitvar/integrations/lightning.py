@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Iterable
 from contextlib import ExitStack
 from copy import copy
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 try:
     from lightning.pytorch import Callback, LightningModule, Trainer
@@ -17,9 +17,10 @@ try:
 except ImportError as error:
     raise ImportError("unitvar.integrations.lightning needs Lightning: pip install lightning.") from error
 
-from unitvar.batchnorm import BatchNormReport, BatchNormStatistics, bn_statistics
+from unitvar.batchnorm import BatchNormReport
+from unitvar.batchnorm.estimated import Estimated
 from unitvar.batchnorm.feed import apply
-from unitvar.batchnorm.statistics import holds, put_back
+from unitvar.batchnorm.methods import find_layers
 from unitvar.flow import History, watch
 from unitvar.integrations import loggers
 from unitvar.planning import Plan, initialize_
@@ -113,8 +114,11 @@ class ReestimateBatchNorm(Callback):
     ``trainer.test(ckpt_path="best")`` and ``load_from_checkpoint`` give what was validated. Those of training are
     beside them, and ``trainer.fit(ckpt_path=...)`` goes on with those.
 
+    Batches are read as the trainer reads them: in its precision, through the hooks of the module and of the data module
+    that prepare a batch (``on_after_batch_transfer``, say).
+
     Args:
-        batches: what to re-estimate from; by default the trainer's training data.
+        batches: what to re-estimate from; by default the trainer's training data, as many batches as an epoch has.
         validation: whether to do so before each validation, which costs an extra pass; ``max_batches`` bounds it.
         **options: as for :func:`unitvar.reestimate_bn_`.
 
@@ -127,16 +131,29 @@ class ReestimateBatchNorm(Callback):
         self.batches = batches
         self.validation = validation
         self.options = options
-        self.report: BatchNormReport | None = None  # of the latest re-estimation
-        self._found: BatchNormStatistics | None = None
-        self._weights: dict[str, float] = {}  # those that the statistics were found with
+        self._estimated: Estimated | None = None
         self._validating = False
+
+    @property
+    def report(self) -> BatchNormReport | None:
+        """Give the report of the latest re-estimation."""
+        return None if self._estimated is None else self._estimated.report
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Come after all other callbacks but checkpoints: when training ends, weights are averaged first."""
         others = [callback for callback in trainer.callbacks if callback is not self]  # type: ignore[attr-defined]
+        if any(isinstance(callback, ReestimateBatchNorm) for callback in others):
+            raise ValueError(
+                "The trainer has two ReestimateBatchNorm callbacks, which would undo each other: keep one."
+            )
         last = [callback for callback in others if isinstance(callback, Checkpoint)]
         trainer.callbacks = [*(c for c in others if c not in last), self, *last]  # type: ignore[attr-defined]
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Refuse now what would fail after the first epoch: a model without BatchNorm, several loaders."""
+        self._estimated, self._validating = None, False
+        find_layers(pl_module, frozen=True)
+        self._batches(trainer)
 
     def on_validation_batch_start(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
         """Set the statistics before the first batch: whoever swaps weights for a validation has done so by then."""
@@ -147,30 +164,27 @@ class ReestimateBatchNorm(Callback):
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Put the statistics of training back."""
-        self._end(pl_module)
+        if self._validating and self._estimated is not None:
+            self._estimated.undo(pl_module)
+        self._validating = False
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Put the statistics of training back when a validation fails."""
-        self._end(pl_module)
+        self.on_validation_end(trainer, pl_module)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Set the statistics for good: those of the last validation, if the weights have not changed since."""
-        if self._found is not None and self._weights == _fingerprint(pl_module.named_parameters()):
-            self.report = self._found.apply_(pl_module)
+        if self._estimated is not None and self._estimated.belongs_to(dict(pl_module.named_parameters())):
+            self._estimated.apply_(pl_module)
         else:
             self._reestimate(trainer, pl_module)
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Save the statistics with the weights that they belong to, and those of training beside them."""
-        state = checkpoint["state_dict"]
-        if self.report is None or _fingerprint((name, state.get(name)) for name in self._weights) != self._weights:
-            return
-        new, old = _named(self.report, "new"), _named(self.report, "old")
-        # At the end of fit the model has the new ones for good.
-        running = old if holds(pl_module, self.report) else pl_module.state_dict()
-        checkpoint[TRAINING] = {name: running[name].clone() for name in new}
-        checkpoint["state_dict"] = copy(state)
-        checkpoint["state_dict"].update(new)
+        if self._estimated is not None and self._estimated.belongs_to(checkpoint["state_dict"]):
+            checkpoint[TRAINING] = self._estimated.others(pl_module)
+            checkpoint["state_dict"] = copy(checkpoint["state_dict"])
+            checkpoint["state_dict"].update(self._estimated.state)
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Go on training with the statistics of training."""
@@ -178,32 +192,27 @@ class ReestimateBatchNorm(Callback):
             pl_module.load_state_dict(checkpoint.get(TRAINING, {}), strict=False)
 
     def _reestimate(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        batches: Any = trainer.train_dataloader if self.batches is None else self.batches
+        batches, most = self._batches(trainer)
         precision, own = trainer.precision_plugin, self.options.get("forward")
 
-        def forward(model: nn.Module, batch: Any) -> Any:
-            return apply(model, precision.convert_input(batch), 0, own)
+        def forward(model: nn.Module, batch: Any) -> Any:  # as Lightning's loops prepare a batch
+            batch = pl_module._on_before_batch_transfer(precision.convert_input(batch))
+            return apply(model, trainer.strategy.batch_to_device(batch), 0, own)
 
         with precision.forward_context():
-            self._found = bn_statistics(pl_module, batches, **{**self.options, "forward": forward})
-        self._weights = _fingerprint(pl_module.named_parameters())
-        self.report = self._found.apply_(pl_module)
+            self._estimated = Estimated(pl_module, batches, **{"max_batches": most, **self.options, "forward": forward})
 
-    def _end(self, pl_module: LightningModule) -> None:
-        """Put the old statistics back, unless a swap of all tensors has taken ours to where the weights went."""
-        if self._validating and self.report is not None and holds(pl_module, self.report):
-            put_back(pl_module, self.report)
-        self._validating = False
-
-
-def _fingerprint(named: Iterable[tuple[str, Tensor | None]]) -> dict[str, float]:
-    """Tell weights from others without a copy of them."""
-    with torch.no_grad():
-        return {name: torch.hash_tensor(t.real).item() for name, t in named if t is not None and t.numel()}
-
-
-def _named(report: BatchNormReport, when: str) -> Mapping[str, Tensor]:
-    """Name statistics as a state dict does."""
-    return {
-        f"{layer.name}.running_{what}": getattr(layer, f"{when}_{what}") for layer in report for what in ("mean", "var")
-    }
+    def _batches(self, trainer: Trainer) -> tuple[Any, int | None]:
+        """Give what to re-estimate from, and how many batches at most: an endless loader must end somewhere."""
+        if self.batches is not None:
+            return self.batches, None
+        loader: Any = trainer.train_dataloader
+        if isinstance(loader, (dict, list, tuple)):
+            raise TypeError(
+                f"The trainer has a {type(loader).__name__} of training loaders: say what to re-estimate from, and how "
+                "to run it, with ReestimateBatchNorm(batches=..., forward=lambda model, batch: model(...))."
+            )
+        epoch, steps = trainer.num_training_batches, trainer.max_steps
+        whole = steps * trainer.accumulate_grad_batches if steps >= 0 else math.inf
+        most = epoch if epoch < math.inf else whole
+        return loader, None if most == math.inf else int(most)
