@@ -155,9 +155,11 @@ class Healthy:
             plot.distributions(model, train_set.images[:500], ax=axes[1, i], legend=False)
             axes[0, i].set_ylabel("mean square" if i == 0 else "")
         axes[1, 0].set_xlim(-4, 4)
-        for row, place in ((0, "outside upper center"), (1, "outside lower center")):  # above and below all panels
-            handles, labels = axes[row, 0].get_legend_handles_labels()
-            figure.legend(handles, labels, loc=place, ncols=len(labels), frameon=False, fontsize="small")
+        above, below = (
+            dict(zip(("handles", "labels"), ax.get_legend_handles_labels(), strict=True)) for ax in axes[:, 0]
+        )
+        figure.legend(**above, loc="outside upper center", ncols=4, frameon=False, fontsize="small")
+        figure.legend(**below, loc="outside lower center", ncols=4, frameon=False, fontsize="small")
         figure.savefig(self.out / "healthy.png")
 
     def _draw_training(self, best: dict[str, list[_Trial]]) -> None:

@@ -170,7 +170,8 @@ def _draw(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
         ((math.log10(FALLS) + math.log10(GROWS)) / 2, 0.02, "steady", "center"),
     ):
         ax.text(x, y, words, transform=ax.get_xaxis_transform(), ha=side, fontsize="small", color="0.35")
-    ax.set(yscale="log", ylim=(2e-4, 4e6), xlabel="trend over the depth of signal or gradient, whichever goes further, in powers of ten",
+    ax.set(yscale="log", ylim=(2e-4, 4e6))
+    ax.set(xlabel="trend over the depth of signal or gradient, whichever goes further, in powers of ten",
            ylabel="E z² of the output, measured\nor predicted, whichever is less")  # fmt: skip
     ax.spines[["top", "right"]].set_visible(False)
     ax.legend(frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2)
