@@ -9,17 +9,18 @@ import torch
 from rich.console import Console
 from torch import nn
 
+import unitvar
 from fake import write_cifar10, write_mnist, write_text
 from unitvar_reproduction.data import tasks
 from unitvar_reproduction.data.tasks import Examples
 from unitvar_reproduction.experiments.training import search, summary
 from unitvar_reproduction.experiments.training.experiment import Training, all_inits, plan
-from unitvar_reproduction.experiments.training.families import FAMILIES
+from unitvar_reproduction.experiments.training.families import FAMILIES, ours
 from unitvar_reproduction.experiments.training.gains import effective_gain
 from unitvar_reproduction.experiments.training.page import refreshed
 from unitvar_reproduction.experiments.training.search import Cell, chosen, following, inside, ladder
 from unitvar_reproduction.experiments.training.trial import Trial
-from unitvar_reproduction.networks.fill import fill_
+from unitvar_reproduction.networks.fill import OPTIONS, fill_
 from unitvar_reproduction.statistics import estimate
 from unitvar_reproduction.sweep.pools import together
 from unitvar_reproduction.sweep.store import Ledger
@@ -90,7 +91,32 @@ def test_differences_are_paired_by_seed() -> None:
     assert difference["difference"]["mean"] == pytest.approx(expected.mean)
     assert difference["difference"]["half_width"] == pytest.approx(expected.half_width)
     assert saved["he"]["rate"] == 3e-3
-    assert summary.claims(list(saved.values()), "adamw", "he")["better"] == ["lstm"]
+
+
+def test_ours_is_what_initialize_does_to_the_family_without_options() -> None:
+    losses = {"default": 2.0, "scaled": 1.9, "damped": 2.1}
+    records = []
+    for family in ("lstm", "post-ln"):
+        for init, loss in losses.items():
+            found = [record(init, 1e-3, seed, loss, loss + 1e-3 * seed) for seed in range(5)]
+            records += [{**r, "config": {**r["config"], "family": family}} for r in found]  # type: ignore[dict-item]
+    saved = summary.summarise(records)
+    found = summary.claims(saved, "adamw")
+    assert (found["better"], found["worse"]) == (["lstm"], ["post-ln"])
+    assert {(r["family"], r["init"]) for r in saved if not r["minus ours"]["verdict"]} == {
+        (family, ours(family)) for family in ("lstm", "post-ln")
+    }
+
+
+@pytest.mark.parametrize("family", [name for name, kind in FAMILIES.items() if kind.residual])
+def test_the_study_knows_what_initialize_does_without_options(family: str) -> None:
+    model = FAMILIES[family].make()
+    tokens = FAMILIES[family].embeds
+    example = torch.randint(65, (4, 32)) if tokens else torch.randn(4, 3, 16, 16)
+    plans = [
+        unitvar.plan(model, example, **options) for options in ({}, {"residual": OPTIONS[ours(family)]["residual"]})
+    ]
+    assert [x.scale for x in plans[0]] == pytest.approx([x.scale for x in plans[1]])
 
 
 def test_verdicts_need_seeds_an_interval_and_a_sign() -> None:

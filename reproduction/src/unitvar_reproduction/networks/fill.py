@@ -23,6 +23,7 @@ _BASE: dict[str, Any] = {
 # Written out in full: a result must mean the same when the library's defaults change.
 OPTIONS: dict[str, dict[str, Any]] = {
     "scaled": _BASE,
+    "damped": _BASE | {"residual": "damped"},
     "unit": _BASE | {"residual": "unit"},
     "zero": _BASE | {"residual": "zero"},
     "paper": _BASE | {"residual": "unit", "mode": "paper"},

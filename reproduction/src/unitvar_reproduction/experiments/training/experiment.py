@@ -1,7 +1,7 @@
 """Training: which initialisation trains best, family by family.
 
-Claim: weights scaled for unit variance, dropout included, with residual branches scaled by 1/√n, train no family worse
-than the framework's default, and most of them better.
+Claim: weights scaled for unit variance, dropout included, with residual branches scaled by their number, train no
+family worse than the framework's default, and most of them better.
 Ours: small networks of a dozen families and a grid of plain MLPs on real data, 2,000 steps of AdamW and of Nesterov
 momentum 0.9, a warm-up of 5 % and a cosine to zero. Each initialisation has its own rate, chosen on one held-out set
 with two seeds from at least four, the best inside the grid; reported is the log loss on another held-out set, five
@@ -22,7 +22,7 @@ from rich.console import Console
 
 from unitvar_reproduction import record
 from unitvar_reproduction.data import tasks
-from unitvar_reproduction.experiments.training.families import CLAIMING, FAMILIES, MLPS
+from unitvar_reproduction.experiments.training.families import CLAIMING, FAMILIES, MLPS, ours
 from unitvar_reproduction.experiments.training.figures import draw_gains, draw_rates
 from unitvar_reproduction.experiments.training.gains import gain_rows
 from unitvar_reproduction.experiments.training.page import refreshed
@@ -42,9 +42,9 @@ OTHERS = ("lsuv", "he", "xavier", "measured", "mean", "paper", *GAINS)
 
 
 def first_inits(family: str) -> tuple[str, ...]:
-    """Return what a family is asked first: the framework's default, its usual one, ours with and without 1/√n."""
-    unit = ("unit",) if FAMILIES[family].residual else ()
-    return tuple(dict.fromkeys(("default", "scaled", FAMILIES[family].usual, *unit)))
+    """Return what a family is asked first: the framework's default, ours, its usual one, other scales of branches."""
+    branches = ("scaled", "damped", "unit") if FAMILIES[family].residual else ()
+    return tuple(dict.fromkeys(("default", ours(family), FAMILIES[family].usual, *branches)))
 
 
 def all_inits(family: str) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from unitvar_reproduction.networks.attention import GPT, Encoder, Mixer, ViT
 from unitvar_reproduction.networks.convolution import ConvNeXt, ResNet, UNet, plain_cnn
 from unitvar_reproduction.networks.recurrent import CharacterRNN, autoencoder
 
-__all__ = ["CLAIMING", "FAMILIES", "Family", "mlp_name"]
+__all__ = ["CLAIMING", "FAMILIES", "Family", "mlp_name", "ours"]
 
 CHARACTERS = 65  # of tiny Shakespeare
 
@@ -33,6 +33,9 @@ class Family:
     clip: float | None = None
     residual: bool = False
     """Whether ``residual=`` changes its weights; not where branches end in BatchNorm or in a small scale."""
+
+    post_norm: bool = False
+    """Whether a norm follows each sum of its residual stream."""
 
     embeds: bool = False
 
@@ -70,6 +73,7 @@ CLAIMING: dict[str, Family] = {
         usual="xavier-all",
         batch=8,
         residual=True,
+        post_norm=True,
     ),
     "mixer": Family(
         "MLP-Mixer, 6 blocks, dropout 0.1", partial(Mixer, 16, 48, 6, 0.1), "classes", "xavier", clip=1.0, residual=True
@@ -127,3 +131,8 @@ MLPS = {
 """Dense networks without norms, for how the best gain depends on depth, dropout and activation."""
 
 FAMILIES = CLAIMING | MLPS
+
+
+def ours(family: str) -> str:
+    """Return the name of what ``initialize_`` does to a family without options: ``residual="auto"``."""
+    return "damped" if FAMILIES[family].post_norm else "scaled"

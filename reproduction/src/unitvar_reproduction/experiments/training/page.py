@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from unitvar_reproduction.experiments.section import Grid
-from unitvar_reproduction.experiments.training.families import FAMILIES, MLPS
+from unitvar_reproduction.experiments.training.families import FAMILIES, MLPS, ours
 from unitvar_reproduction.experiments.training.section import matrix, overview
-from unitvar_reproduction.experiments.training.summary import DEFAULT, best_tuned
+from unitvar_reproduction.experiments.training.summary import best_tuned
 from unitvar_reproduction.experiments.training.words import CALLS, OPTIMISERS, title
 from unitvar_reproduction.statistics import Estimate
 
@@ -55,17 +55,18 @@ def generated(payload: Mapping[str, Any]) -> dict[str, str]:
 
 def _calls(saved: Saved) -> Iterator[tuple[str, ...]]:
     best = dict(best_tuned(saved))
-    ours = {(row["family"], row["optimiser"]) for row in saved if row["init"] == DEFAULT}
+    compared = {(row["family"], row["optimiser"]) for row in saved if row["init"] == ours(row["family"])}
     for family in dict.fromkeys(row["family"] for row in saved):
         cells = [
-            _call(best[family, optimiser]) if (family, optimiser) in ours else "not run yet" for optimiser in OPTIMISERS
+            _call(best[family, optimiser]) if (family, optimiser) in compared else "not run yet"
+            for optimiser in OPTIMISERS
         ]
         if any(cell != "not run yet" for cell in cells):
             yield FAMILIES[family].title, *cells
 
 
 def _call(row: Mapping[str, Any]) -> str:
-    if row["init"] == DEFAULT:
+    if row["init"] == ours(row["family"]):
         return "`initialize_(model, batch)`"
     name = f"`{CALLS[row['init']]}`" if row["init"] in CALLS else title(row["init"])
     against = row["minus ours"]
@@ -77,14 +78,16 @@ def _call(row: Mapping[str, Any]) -> str:
 
 def _pending(saved: Saved) -> str:
     """Name the families whose comparison with torch's default has not been run under either optimiser."""
-    ran = {row["family"] for row in saved if row["init"] == DEFAULT and row["minus default"]["verdict"]}
+    ran = {row["family"] for row in saved if row["init"] == ours(row["family"]) and row["minus default"]["verdict"]}
     waiting = [kind.title for family, kind in FAMILIES.items() if family not in ran and family not in MLPS]
     return f" Not compared yet: {'; '.join(waiting)}." if waiting else ""
 
 
 def _gains(found: Saved) -> Iterator[tuple[str, ...]]:
     for row in found:
-        points = ", ".join(f"{p['gain']:.2f} ({title(p['init'])}): {p['loss']:.3f}" for p in row["points"])
+        points = ", ".join(
+            f"{p['gain']:.2f} ({title(p['init'], row['family'])}): {p['loss']:.3f}" for p in row["points"]
+        )
         head = FAMILIES[row["family"]].title, f"{100 * row['signal']:.2g} %", OPTIMISERS[row["optimiser"]]
         yield *head, points, f"{row['best']:.2f}"
 

@@ -6,14 +6,19 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from unitvar_reproduction.experiments.section import Grid, Payload, Section
-from unitvar_reproduction.experiments.training.families import FAMILIES
-from unitvar_reproduction.experiments.training.summary import DEFAULT, VERDICTS, claims
+from unitvar_reproduction.experiments.training.families import FAMILIES, ours
+from unitvar_reproduction.experiments.training.summary import VERDICTS, claims
 from unitvar_reproduction.experiments.training.words import OPTIMISERS, title
 from unitvar_reproduction.statistics import Estimate
 
 __all__ = ["difference", "matrix", "overview", "training"]
 
 Saved = Sequence[Mapping[str, Any]]
+HEADS = {"ours": "initialize_", "usual": "the usual one"}
+COLUMNS = (
+    *HEADS, "scaled", "damped", "unit", "zero", "embeddings", "lsuv", "he", "xavier", "measured", "mean", "paper",
+    "gain-0.7", "gain-0.5", "gain-0.35",
+)  # fmt: skip
 
 
 def training(p: Payload) -> Section:
@@ -66,26 +71,26 @@ def matrix(saved: Saved, optimiser: str) -> Grid:
     own = _of(saved, optimiser)
     families = list(dict.fromkeys(row["family"] for row in own))
     by = {(row["family"], row["init"]): row for row in own}
-    columns = [DEFAULT, "unit", "usual", "lsuv", *(i for i in title_order() if (any((f, i) in by for f in families)))]
-    columns = list(dict.fromkeys(c for c in columns if c == "usual" or any((f, c) in by for f in families)))
+    own_names = {f: {"ours": ours(f), "usual": FAMILIES[f].usual} for f in families}
+    columns = [
+        column
+        for column in COLUMNS
+        if any((f, own_names[f].get(column, column)) in by and column != ours(f) for f in families)
+    ]
     rows = []
     for family in families:
-        usual = FAMILIES[family].usual
-        cells = [difference(by.get((family, usual if c == "usual" else c))) for c in columns]
+        cells = [
+            "–" if c == ours(family) else difference(by.get((family, own_names[family].get(c, c)))) for c in columns
+        ]
         base = by.get((family, "default"))
         loss = base and base["loss"]
         rows.append((FAMILIES[family].title, f"{Estimate(**loss):.3f}" if loss else "–", *cells))
-    heads = ("family", "torch's default", *("the usual one" if c == "usual" else title(c) for c in columns))
+    heads = ("family", "torch's default", *(HEADS.get(c) or title(c) for c in columns))
     return Grid(
         f"{OPTIMISERS[optimiser]}: log loss with torch's default, and how others differ from it; * beyond the interval",
         heads,
         tuple(rows),
     )
-
-
-def title_order() -> tuple[str, ...]:
-    """Return the initialisations that have a column, after the first."""
-    return ("he", "xavier", "measured", "mean", "paper", "gain-0.7", "gain-0.5", "gain-0.35", "zero", "embeddings")
 
 
 def difference(row: Mapping[str, Any] | None) -> str:

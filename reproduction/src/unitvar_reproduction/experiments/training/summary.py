@@ -7,15 +7,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from unitvar_reproduction.experiments.training.families import FAMILIES
+from unitvar_reproduction.experiments.training.families import FAMILIES, ours
 from unitvar_reproduction.experiments.training.search import TUNING_SEEDS, Cell, chosen, inside, ladder, losses
 from unitvar_reproduction.networks.fill import FILLS
 from unitvar_reproduction.statistics import Estimate, estimate
 
-__all__ = ["DEFAULT", "ENOUGH", "VERDICTS", "Row", "claims", "compared", "judged", "rows", "summarise"]
-
-DEFAULT = "scaled"
-"""What ``initialize_`` does without options."""
+__all__ = ["ENOUGH", "VERDICTS", "Row", "claims", "compared", "judged", "rows", "summarise"]
 
 ENOUGH = 5  # pairs that a verdict needs
 VERDICTS = ("better", "no difference", "worse", "diverged", "open")
@@ -120,7 +117,11 @@ def summarise(records: Iterable[Record]) -> list[dict[str, Any]]:
             "seeds": len(row.report),
             "loss": asdict(loss) if loss else None,
         }
-        for name, against in (("default", "default"), ("usual", FAMILIES[row.family].usual), ("ours", DEFAULT)):
+        for name, against in (
+            ("default", "default"),
+            ("usual", FAMILIES[row.family].usual),
+            ("ours", ours(row.family)),
+        ):
             other = by.get((row.family, row.optimiser, against))
             difference, verdict = compared(row, other) if other and other is not row else (None, "")
             entry[f"minus {name}"] = {"difference": asdict(difference) if difference else None, "verdict": verdict}
@@ -128,9 +129,9 @@ def summarise(records: Iterable[Record]) -> list[dict[str, Any]]:
     return saved
 
 
-def claims(saved: Sequence[Mapping[str, Any]], optimiser: str, init: str = DEFAULT) -> dict[str, list[str]]:
-    """Return the families by verdict on one initialisation against torch's default."""
-    own = [row for row in saved if row["optimiser"] == optimiser and row["init"] == init]
+def claims(saved: Sequence[Mapping[str, Any]], optimiser: str) -> dict[str, list[str]]:
+    """Return the families by verdict on ``initialize_`` without options against torch's default."""
+    own = [row for row in saved if row["optimiser"] == optimiser and row["init"] == ours(row["family"])]
     verdicts = {row["family"]: row["minus default"]["verdict"] for row in own}
     return {verdict: [f for f, v in verdicts.items() if v == verdict] for verdict in VERDICTS}
 

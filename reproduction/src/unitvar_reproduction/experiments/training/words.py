@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unitvar_reproduction.experiments.training.families import ours
+
 __all__ = ["CALLS", "OPTIMISERS", "title"]
 
 OPTIMISERS = {"adamw": "AdamW", "nesterov": "Nesterov momentum"}
@@ -16,9 +18,9 @@ NAMES = {
     "torchvision": "torchvision's",
     "keras": "orthogonal recurrent (Keras')",
     "lsuv": "LSUV",
-    "scaled": "initialize_",  # its defaults
 }
 CALLS = {
+    "damped": 'residual="damped"',
     "scaled": 'residual="scaled"',
     "unit": 'residual="unit"',
     "zero": 'residual="zero"',
@@ -33,6 +35,8 @@ CALLS = {
 """Initialisation → the option of ``initialize_`` that makes it."""
 
 
-def title(init: str) -> str:
-    """Return what an initialisation is called."""
+def title(init: str, family: str | None = None) -> str:
+    """Return what an initialisation is called; of a family, its own defaults by the name of the function."""
+    if family is not None and init == ours(family):
+        return "initialize_"
     return NAMES.get(init) or CALLS[init]
