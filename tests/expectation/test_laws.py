@@ -134,12 +134,14 @@ def test_one_hidden_layer_is_nearly_gaussian() -> None:
     [
         lambda: nn.Conv2d(6, 5, 3, padding=1, stride=2),
         lambda: nn.Conv2d(6, 6, 3, groups=6),
+        lambda: nn.Conv2d(6, 4, 3, groups=2),
+        lambda: nn.ConvTranspose2d(6, 4, 3, stride=2, groups=2),
         lambda: nn.Sequential(nn.AvgPool2d(3, 2, 1), nn.Flatten(), nn.Linear(54, 4)),
         lambda: nn.Sequential(nn.Flatten(), nn.Linear(216, 4)),
         lambda: nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, 4)),
         lambda: nn.Sequential(nn.Conv2d(6, 6, 1, groups=6), nn.AdaptiveAvgPool2d(1)),
     ],
-    ids=["conv", "depthwise", "avgpool", "linear", "global", "depthwise-global"],
+    ids=["conv", "depthwise", "grouped", "transposed", "avgpool", "linear", "global", "depthwise-global"],
 )
 @pytest.mark.parametrize(
     "drop", [nn.Dropout2d(0.3), DropPath(0.3), nn.FeatureAlphaDropout(0.3)], ids=["channel", "path", "alpha"]

@@ -120,11 +120,18 @@ LINEAR: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "adaptive": (lambda: nn.AdaptiveAvgPool2d((3, 5)), IMAGES),
     "bilinear": (lambda: nn.Upsample(scale_factor=2, mode="bilinear"), IMAGES),
     "nearest": (lambda: nn.Upsample(scale_factor=2), IMAGES),
+    "resized": (lambda: nn.Upsample(size=(5, 6), mode="bilinear", align_corners=True), IMAGES),
+    "fold": (lambda: nn.Fold((4, 6), 2), (3, 8, 15)),
+    "index_add": (lambda: _Function(lambda x: x.new_ones(2, 12).index_add(0, torch.tensor([1, 0, 1]), x[:, 0])), ROWS),
+    "scatter_add": (
+        lambda: _Function(lambda x: x.new_zeros(x.shape).scatter_add(1, torch.arange(180).view(ROWS) % 3, x)), ROWS,
+    ),
     "einsum": (lambda: _Function(lambda x: torch.einsum("btc,cd->bdt", x, torch.arange(36.0).view(12, 3))), ROWS),
-    "sum": (lambda: _Function(lambda x: x.sum((1, 2)) - x.mean()), ROWS),
+    "sum": (lambda: _Function(lambda x: x.sum((1, 2))), ROWS),
+    "mean": (lambda: _Function(lambda x: x.mean(1, keepdim=True) + 1), ROWS),
     "views": (lambda: _Function(lambda x: torch.cat([x[:, 1:].flip(1), x[:, :1] * 2], 1).permute(2, 0, 1)[3:]), ROWS),
     "baddbmm": (lambda: _Function(lambda x: torch.baddbmm(x, x.new_ones(3, 5, 5), x.detach() * 0 + 1.0)), ROWS),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", LINEAR)
@@ -139,9 +146,6 @@ def test_linear_ops_are_exact_after_dropout(name: str) -> None:
     jacobian = torch.autograd.functional.jacobian(op, x).reshape(found.mean.numel(), -1)
     var = jacobian.square() @ (x.square() * 3 / 7).flatten()
     torch.testing.assert_close(found.mean, op(x))
-    if name == "sum":  # two sums of the same elements are added as if they were independent
-        assert found.var.shape == (3,)
-        return
     torch.testing.assert_close(found.var.flatten(), var)
     assert not found.sampled
 
@@ -176,6 +180,39 @@ def test_max_pooling_of_two_is_exact_for_gaussians() -> None:
     mean_errors, _ = errors(samples, found.mean, found.var)
     assert mean_errors.max() < 5
     torch.testing.assert_close(found.var, samples.var(0), rtol=0.1, atol=0)
+
+
+def test_max_pooling_with_indices_is_max_pooling() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(2, 4, 8, 8)
+    front = [nn.Dropout(0.3), nn.Conv2d(4, 4, 3)]
+    found = unitvar.expect(nn.Sequential(*front, nn.MaxPool2d(2, return_indices=True)), x)
+    plain = unitvar.expect(nn.Sequential(*front, nn.MaxPool2d(2)), x)
+    assert torch.equal(found.mean[0], plain.mean)
+    assert torch.equal(found.var[0], plain.var)
+    assert not found.sampled
+
+
+def test_channel_dropout_without_a_batch_is_that_with_one() -> None:
+    """``Dropout1d`` on [channels, length] drops whole rows, which a linear layer then sees as a whole."""
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Dropout1d(0.3), nn.Linear(12, 4)), torch.randn(5, 12)
+    torch.testing.assert_close(unitvar.expect(model, x).var, unitvar.expect(model, x[None]).var[0])
+
+
+def test_a_dropped_embedding_is_a_dropped_row() -> None:
+    class Dropped(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.drop, self.table = nn.Dropout(0.2), nn.Embedding(7, 3)
+
+        def forward(self, index: Tensor) -> Tensor:
+            return F.embedding(index, self.drop(self.table.weight))
+
+    model, index = Dropped(), torch.tensor([[0, 6], [3, 3]])
+    found = unitvar.expect(model, index)
+    torch.testing.assert_close(found.mean, model.table(index))
+    torch.testing.assert_close(found.var, model.table(index).square() * 0.25)
 
 
 @pytest.mark.parametrize("way", ["module", "by hand", "flash"])

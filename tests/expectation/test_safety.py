@@ -44,6 +44,36 @@ def test_ops_without_a_rule_are_sampled_and_named() -> None:
         unitvar.expect(model, x, strict=True)
 
 
+class Rotated(nn.Module):
+    """Multiplies pairs of features by complex numbers of size one, as rotary embeddings do."""
+
+    def __init__(self, real: bool = True) -> None:
+        super().__init__()
+        self.drop, self.mix, self.real = nn.Dropout(0.3), nn.Linear(64, 6), real
+        self.register_buffer("turns", torch.tensor([0.3, 1.2, -2.0]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        pairs = torch.view_as_complex(self.mix(self.drop(x)).unflatten(-1, (3, 2)))
+        turned = pairs * torch.polar(torch.ones_like(self.turns), self.turns)
+        return torch.view_as_real(turned) if self.real else turned
+
+
+def test_complex_numbers_are_sampled_as_one_and_named() -> None:
+    """A rotation leaves the sum of both variances; the real part's is cos² of the one and sin² of the other."""
+    torch.manual_seed(0)
+    model, x = Rotated(), torch.randn(2, 64)
+    found = unitvar.expect(model, x, samples=4000)
+    before = unitvar.expect(nn.Sequential(model.drop, model.mix), x)
+    a, b = before.var.unflatten(-1, (3, 2)).unbind(-1)
+    cos, sin = model.turns.cos().square(), model.turns.sin().square()
+    torch.testing.assert_close(found.var, torch.stack([cos * a + sin * b, sin * a + cos * b], -1), rtol=0.12, atol=0)
+    assert set(found.sampled) == {"aten.view_as_complex", "aten.mul", "aten.view_as_real"}
+    with pytest.raises(ValueError, match=r"aten.view_as_complex in 'the model' computes with complex numbers"):
+        unitvar.expect(model, x, strict=True)
+    with pytest.raises(ValueError, match="returns complex numbers that depend on dropout"):
+        unitvar.expect(Rotated(real=False), x)
+
+
 def test_indices_are_those_of_the_means_and_named() -> None:
     class Choice(nn.Module):
         def forward(self, x: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from unitvar._torch import AnyBatchNorm, tree_flatten, tree_unflatten
+from unitvar._torch import AnyBatchNorm, schema_of, tree_flatten, tree_unflatten
 from unitvar.expectation.ops import find
 from unitvar.graph import Graph, Node, Op, trace
 
@@ -95,10 +95,14 @@ def _known(op: Op) -> bool:
 
 def static(node: Node) -> tuple[Any, ...]:
     """Return the arguments of a call without the defaults at its end."""
-    args, defaults = list(node.args), node.op.defaults
-    while args and len(args) <= len(defaults) and _same(args[-1], defaults[len(args) - 1]):
+    args, declared = list(node.args), schema_of(node.op.func).arguments
+    while args and len(args) <= len(declared) and _is_default(args[-1], declared[len(args) - 1]):
         args.pop()
     return tuple(args)
+
+
+def _is_default(arg: Any, declared: Any) -> bool:
+    return bool(declared.has_default_value()) and _same(arg, declared.default_value)
 
 
 def _same(a: Any, b: Any) -> bool:

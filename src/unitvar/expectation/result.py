@@ -51,11 +51,9 @@ class Expectation:
         return f"<Expectation: {self._headline}>"
 
     def _repr_html_(self) -> str:
-        rows = [
-            *self.methods.items(),
-            *((op, f"sampled, first in {where or 'the model itself'}") for op, where in self.sampled.items()),
-        ]
-        return notes(self._headline) + html_table(("op", "how it was followed"), rows, words=2)
+        sampled = [f"{op} in {where or 'the model itself'} was sampled" for op, where in self.sampled.items()]
+        table = html_table(("op", "how it was followed"), self.methods.items(), words=2)
+        return notes(self._headline) + table + notes(*sampled)
 
     @property
     def std(self) -> Any:

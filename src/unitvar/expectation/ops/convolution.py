@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from unitvar.expectation.ops.linear import spans_examples
@@ -39,20 +38,26 @@ def convolution(
         block = example_size(mean) if spans_examples(x) else math.prod(mean.shape[2:])
         var = op(x.rest, matrix.square(), None, *rest) + size.square()
         return Uncertain(mean, var, Common(size, block, common.key))
-    if common.block == channel and groups == 1 and not _transposed(op, rest):
+    if common.block == channel:
         var = op(x.rest, matrix.square(), None, *rest)
-        square = _channels(op, common.size, matrix, rest)
+        square = _channels(op, common.size, matrix, rest, groups)
         return Uncertain(mean, var + square, Common(square.sqrt(), math.prod(mean.shape[2:]), key))
     return Uncertain(mean, op(x.var, matrix.square(), None, *rest))
 
 
-def _channels(op: Any, size: Tensor, weight: Tensor, rest: tuple[Any, ...]) -> Tensor:
-    """Convolve each channel by itself and add the squares; a grouped convolution of all at once takes far longer."""
+def _channels(op: Any, size: Tensor, weight: Tensor, rest: tuple[Any, ...], groups: int) -> Tensor:
+    """Convolve each channel by itself and add the squares; a grouped convolution of all at once takes far longer.
+
+    One channel of each group is taken at a time: no output sees two of them.
+    """
     o = arithmetic(size, weight)
+    each = size.shape[1] // groups
+    transposed = _transposed(op, rest)
     total: Tensor | None = None
-    for part, kernel in zip(torch.split(size, 1, 1), torch.split(weight, 1, 1), strict=True):
-        each = op(part, kernel, None, *rest)
-        total = each * each if total is None else o.addcmul(total, each, each)
+    for i in range(each):
+        kernel = weight[i::each] if transposed else weight[:, i : i + 1]
+        made = op(size[:, i::each], kernel, None, *rest)
+        total = made * made if total is None else o.addcmul(total, made, made)
     assert total is not None
     return total
 

@@ -102,6 +102,15 @@ def max_pool(
     return _largest(x, list(sides), ceil)
 
 
+@register("max_pool2d_with_indices", "max_pool3d_with_indices", "max_pool1d_with_indices", method="closed form")
+def max_pool_with_indices(
+    op: Any, x: Uncertain, kernel: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1, ceil: bool = False
+) -> tuple[Uncertain, Tensor]:
+    """Take the largest of each window; the indices are those of the means."""
+    _, indices = op(x.mean, kernel, stride, padding, dilation, ceil)
+    return max_pool(op, x, kernel, stride, padding, dilation, ceil), indices
+
+
 @register(
     "adaptive_max_pool1d", "adaptive_max_pool2d", "adaptive_max_pool3d", method="closed form",
     takes=lambda x, size: all(i % o == 0 for i, o in zip(x.mean.shape[-len(size) :], size, strict=True)),

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from unitvar.expectation.ops.linear import spans_examples
 from unitvar.expectation.ops.table import register
-from unitvar.expectation.uncertain import Common, Uncertain, example_size
+from unitvar.expectation.uncertain import Common, Uncertain, example_size, mean_of, var_of
 
 
 def _dims(x: Tensor, dim: Any) -> tuple[int, ...]:
@@ -52,3 +52,18 @@ def _within(x: Uncertain, dims: tuple[int, ...]) -> bool:
 def cumsum(op: Any, x: Uncertain, dim: int, *, dtype: Any = None) -> Uncertain:
     """Add up step by step."""
     return Uncertain(op(x.mean, dim, dtype=dtype), x.var.cumsum(dim))
+
+
+@register("col2im", takes=lambda x, *rest: isinstance(x, Uncertain))
+def col2im(op: Any, x: Uncertain, *rest: Any) -> Uncertain:
+    """Add up overlapping windows: exact for independent elements."""
+    return Uncertain(op(x.mean, *rest), op(x.var, *rest))
+
+
+@register("index_add", "scatter_add", takes=lambda x, dim, index, *rest, **named: not isinstance(index, Uncertain))
+def added(op: Any, x: Any, dim: int, index: Tensor, source: Any, *, alpha: float = 1) -> Uncertain:
+    """Add elements into places: exact for independent elements."""
+    named = {} if alpha == 1 else {"alpha": alpha}
+    squared = {} if alpha == 1 else {"alpha": alpha**2}
+    mean = op(mean_of(x), dim, index, mean_of(source), **named)
+    return Uncertain(mean, op(var_of(x), dim, index, var_of(source), **squared))

@@ -42,7 +42,7 @@ register(
     "copy", "reflection_pad1d", "reflection_pad2d", "reflection_pad3d", "replication_pad1d", "replication_pad2d",
     "replication_pad3d", "upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d", "unsafe_split", "hsplit",
     "vsplit", "block_diag", "broadcast_to", "broadcast_tensors", "column_stack", "dstack", "swapdims", "swapaxes",
-    "view_as_real", "narrow_copy",
+    "narrow_copy", "embedding",
 )(moved)  # fmt: skip
 
 
@@ -63,8 +63,8 @@ def reshaped(op: Any, x: Uncertain, *rest: Any, **named: Any) -> Uncertain:
     made: Uncertain = moved(op, x, *rest, **named)
     common, sources = x.common, x.sources
     if common is not None:
-        same = x.mean.dim() > 0 and made.mean.dim() > 0 and x.mean.shape[0] == made.mean.shape[0]
-        common = common._replace(size=common.size.reshape(made.mean.shape)) if same else None
+        whole = made.mean.dim() > 0 and example_size(made.mean) % common.block == 0  # no block lies in two examples
+        common = common._replace(size=common.size.reshape(made.mean.shape)) if whole else None
     if sources and x.mean.shape[-1:] == made.mean.shape[-1:]:
         lead = made.mean.shape[:-1]
         sources = tuple(Source(s.key, s.var.reshape(*lead, s.var.shape[-1]), s.matrix) for s in sources)

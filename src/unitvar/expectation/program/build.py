@@ -13,6 +13,7 @@ from unitvar.expectation.needs import asked, living
 from unitvar.expectation.ops import Rule, find
 from unitvar.expectation.ops.draws import SHAPES
 from unitvar.expectation.ops.views import MOVED, overwritten
+from unitvar.expectation.program.complexes import Complexes
 from unitvar.expectation.program.elementwise import Elementwise
 from unitvar.expectation.program.masks import Masks
 from unitvar.expectation.program.writer import Writer, keyword_only, target
@@ -58,6 +59,7 @@ class _Builder:
         self.asked = asked(self.graph, self.live)
         device = next((v.tensor.device for v in self.graph.inputs if v.tensor is not None), torch.device("cpu"))
         self.masks = Masks(self.writer, device)
+        self.complexes = Complexes(self.writer, samples, strict)
         self.elementwise = Elementwise(self.writer, self.live, self._apply)
 
     def build(self) -> Program:
@@ -85,13 +87,14 @@ class _Builder:
         return [*found.values(), *(v for v in self.graph.returned if v.node is None and id(v) not in found)]
 
     def _result(self, value: Value) -> Any:
+        self.complexes.check(value)
         return self.masks.settled(value) if id(value) in self.masks.laws else self.writer.at[id(value)]
 
     def _step(self, node: Node) -> None:
         writer = self.writer
         if node.name == MERGE:
             self._merge(node)
-        elif self.masks.follow(node):
+        elif self.masks.follow(node) or self.complexes.follow(node):
             return
         elif node.name in SHAPES:
             args, kwargs = writer.arguments(node)
@@ -179,6 +182,8 @@ class _Builder:
                 f"{place(node)!r} writes in place to a part of a tensor that another view shows only in part, which "
                 "cannot be followed. Write to a copy instead."
             )
+        for value in (old, *written):
+            self.complexes.check(value)
         writer = self.writer
         parts = [(v, box) for v, box in zip(written, boxes, strict=True) if box is not None]
         made = writer.at[id(old)]
