@@ -48,6 +48,37 @@ def test_n_branches_together_add_one(name: str) -> None:
     assert abs(float(found.mean()) - 1) < 0.05 + 4 * float(found.std()) / 8**0.5, totals
 
 
+@pytest.mark.parametrize("name", sorted(SCALABLE))
+def test_streams_are_damped_where_norms_follow_the_sums_however_these_are_written(name: str) -> None:
+    build, _ = SCALABLE[name]
+    model, x = build(), torch.zeros(8, WIDTH)
+    scales = {r: [layer.scale for layer in unitvar.plan(model, x, residual=r)] for r in ("auto", "scaled", "damped")}
+    assert scales["auto"] == pytest.approx(scales["damped" if name.startswith("post-norm") else "scaled"])
+    assert scales["damped"] != pytest.approx(scales["scaled"])
+
+
+@pytest.mark.parametrize("n", [2, 5, 16])
+def test_damped_branches_have_the_exponents_of_deepnorm(n: int) -> None:
+    """Wang et al. (2022): rows n^(1/4) times shorter; the last weight stands in for their n^(1/4) times larger stream.
+
+    A ReLU keeps the proportion of its input, so both factors show as they are.
+    """
+
+    def branch() -> nn.Module:
+        return nn.Sequential(norm(), nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH))
+
+    model, x = Stream(lambda b, x: x + b(x), branch, n), torch.randn(256, WIDTH)
+    unit = unitvar.plan(model, x, residual="unit")
+    totals = []
+    for _ in range(4):
+        damped = unitvar.initialize_(model, x, residual="damped")
+        totals.append(sum(added(model, x)))
+    for name, power in (("blocks.1.1.weight", -1 / 4), ("blocks.1.3.weight", -1 / 2)):
+        assert damped[name].scale == pytest.approx(unit[name].scale * n**power, rel=0.02)
+    found = torch.tensor(totals)
+    assert abs(float(found.mean()) * n**0.5 - 1) < 0.06 + 2 * float(found.std()) * n**0.5
+
+
 def test_a_nested_stream_is_scaled_for_both() -> None:
     build, _ = SCALABLE["nested"]
     plan = unitvar.plan(build(), torch.zeros(8, WIDTH))
@@ -167,5 +198,5 @@ def test_other_modes_scale_branches_by_the_same_factor(mode: str) -> None:
 
 @pytest.mark.parametrize(("option", "value"), [("residual", "small"), ("embeddings", "zero")])
 def test_a_bad_option_is_named_with_what_is_allowed(option: str, value: str) -> None:
-    with pytest.raises(ValueError, match=f"{option}='{value}' is not one of '(scaled|keep)', '"):
+    with pytest.raises(ValueError, match=f"{option}='{value}' is not one of '(auto|keep)', '"):
         unitvar.plan(nn.Linear(2, 2), torch.zeros(1, 2), **{option: value})

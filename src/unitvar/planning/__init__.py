@@ -33,7 +33,7 @@ def plan(
     *,
     mode: str = "forward",
     distribution: str = "sphere",
-    residual: str = "scaled",
+    residual: str = "auto",
     gain: float = 1.0,
     embeddings: str = "keep",
     only: str | Sequence[str] | None = None,
@@ -53,9 +53,10 @@ def plan(
             than the model takes, and a batch that it cannot run are refused before anything is planned.
         mode: ``"forward"``, ``"backward"``, ``"mean"`` or ``"paper"``, as in :func:`unitvar.init.gain`.
         distribution: ``"sphere"``, ``"orthonormal"``, ``"normal"`` or ``"uniform"``.
-        residual: what the last weight of a residual branch is scaled for: ``"scaled"``, so that n branches together add
-            as much as a signal of unit variance has (E b² = 1/n each); ``"unit"``, E b² = 1; ``"zero"``, nothing, so
-            that the network starts as its skips. ``mode="paper"`` knows no branches.
+        residual: what each of n residual branches adds to its stream: ``"scaled"``, E b² = 1/n, by its last weight;
+            ``"damped"``, E b² = n^(-3/2), by all of its weights; ``"auto"``, damped in post-norm streams and scaled in
+            others; ``"unit"``, E b² = 1; ``"zero"``, nothing, so that the network starts as its skips. ``mode="paper"``
+            knows no branches.
         gain: multiplies every weight but those that make an output; below 1, signals shrink with depth.
         embeddings: ``"keep"``, or ``"unit"``: unit second moment; a table that is also the output layer's weight gets
             the scale that gives the output unit second moment, and so do the tables beside it.
@@ -95,7 +96,7 @@ def initialize_(
     method: str = "analytic",
     mode: str = "forward",
     distribution: str = "sphere",
-    residual: str = "scaled",
+    residual: str = "auto",
     gain: float = 1.0,
     embeddings: str = "keep",
     only: str | Sequence[str] | None = None,

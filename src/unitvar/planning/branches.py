@@ -1,4 +1,11 @@
-"""Scales for the ends of residual branches."""
+"""Scales for residual branches, by the number n of branches that are added to one stream.
+
+- ``"scaled"``: the last weight of a branch is scaled until the branch adds E b² = 1/n.
+- ``"damped"``: the rows of its other weights are n^(1/4) times shorter, too, and the branch adds n^(-3/2). DeepNorm
+  (Wang et al., 2022) has these exponents: rows (4n)^(1/4) times shorter, and a stream that is n^(1/4) times larger.
+  Here the last weight does the stream's part.
+- ``"auto"``: damped where norms follow the sums (post-norm), scaled elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +20,7 @@ from unitvar.planning.walker import Walker
 
 __all__ = ["Branches"]
 
-_CLOSE = 0.02  # of E b² = 1/n, a relative error that is none
+_CLOSE = 0.02  # a relative error of a second moment that is none
 _NORMED = ", whose size a norm after it decides"
 _PASSES = 4  # over the graph, for streams inside branches
 
@@ -41,27 +48,27 @@ def _by_weight(ratios: Sequence[tuple[_End, float]]) -> dict[str, float]:
 
 
 class Branches:
-    """Scale the last weight of every branch until it adds E b² = 1/n to its stream, or nothing.
+    """Scale the weights of every branch until it adds what it should to its stream.
 
     Args:
         streams: of the graph.
         planned: the parameters whose scale may be chosen.
-        residual: "scaled", "unit" or "zero".
+        residual: "auto", "damped", "scaled", "unit" or "zero".
     """
 
     def __init__(self, streams: Sequence[Stream], planned: Collection[str], residual: str) -> None:
-        self.residual = residual
-        self.streams = streams
+        self.residual, self.streams, self.planned = residual, streams, planned
         self.ends = [
             _End(branch, stream, tuple(name for name in branch.weights if name in planned))
             for stream in streams
             for branch in stream.branches
         ]
+        self.damped = {id(stream) for stream in streams} if residual == "damped" else set()
         self.idle: set[int] = set()  # branches that no weight's scale can change
 
     @property
     def weights(self) -> set[str]:
-        """Give the weights whose scale changes."""
+        """Give the last weights whose scale changes."""
         if self.residual == "unit":
             return set()
         return {name for end in self.ends if end.n > 1 or self.residual == "zero" for name in end.names}
@@ -77,7 +84,21 @@ class Branches:
         if self.residual == "zero":
             walker.factors.update(dict.fromkeys(self.weights, 0.0))
             return walker.walk(fixed)
-        unit = {id(end.branch): out.signal(end.branch.value).second for end in self.ends}
+        records, after = self._fit(walker, out, fixed)
+        if self.residual == "auto":
+            self.damped = {id(stream) for stream in self.streams if _is_post_norm(stream, out, after)}
+            if self.damped:
+                records, after = self._fit(walker, after, fixed)
+        return records, after
+
+    def _fit(self, walker: Walker, out: Propagation, fixed: dict[str, float]) -> tuple[dict[str, Record], Propagation]:
+        """Walk until every branch adds what it should."""
+        inner = self._inner()
+        if inner:
+            walker.factors.update(inner)
+            _, out = walker.walk(fixed)
+        # What a branch would add by itself, with all of its last weights at unit scale.
+        unit = {id(end.branch): out.signal(end.branch.value).second / self._factor(walker, end) for end in self.ends}
         unit.update((id(stream), out.signal(stream.start).second) for stream in self.streams)
         wrong = self._wrong(walker, out, unit)
         for _ in range(_PASSES):
@@ -89,14 +110,22 @@ class Branches:
                 break
         return records, out
 
+    def _inner(self) -> dict[str, float]:
+        """Give the weights of damped branches before the last, and what their squared scales are multiplied by."""
+        ends = [end for end in self.ends if id(end.stream) in self.damped and end.names]
+        return {name: end.n**-0.5 for end in ends for name in end.branch.inner if name in self.planned}
+
+    def _factor(self, walker: Walker, end: _End) -> float:
+        return max((walker.factors.get(name, 1.0) for name in end.names), default=1.0)
+
     def _wrong(self, walker: Walker, out: Propagation, unit: dict[int, float]) -> list[tuple[_End, float]]:
-        """List the branches that do not add 1/n, with what their squared scales have to be multiplied by."""
+        """List the branches that do not add what they should, with the factors that their squared scales lack."""
         found = []
         for end in self.ends:
             key, second = id(end.branch), out.signal(end.branch.value).second
             if end.n == 1 or not end.names or second <= 0 or key in self.idle:
                 continue
-            factor = max(walker.factors.get(name, 1.0) for name in end.names)
+            factor = self._factor(walker, end)
             if factor < 0.8 and second > (1 + factor) / 2 * unit[key]:
                 # Something takes the scale away, as a norm does that is written out: it stays as it was.
                 self.idle.add(key)
@@ -104,7 +133,8 @@ class Branches:
                 continue
             # A stream inside a branch is as large as the weight that it starts from, which the outer one scales.
             start = out.signal(end.stream.start).second / max(1e-12, unit[id(end.stream)])
-            ratio = start / (end.n * second)
+            target = end.n ** (-1.5 if id(end.stream) in self.damped else -1.0)
+            ratio = start * target / second
             if abs(ratio - 1) > _CLOSE and not (ratio > 1 and factor >= 1):  # a LayerScale makes it small enough
                 found.append((end, ratio))
         return found
@@ -121,3 +151,18 @@ class Branches:
                 for name in branch.weights or branch.normed if n > 1 or self.residual == "zero" else ():
                     found.setdefault(name, []).append(label + (_NORMED if idle or branch.normed else ""))
         return {name: "; ".join(dict.fromkeys(labels)) for name, labels in found.items()}
+
+
+def _is_post_norm(stream: Stream, large: Propagation, small: Propagation) -> bool:
+    """Return True if what branches are added to does not depend on the size of the branches before.
+
+    Args:
+        stream: any stream.
+        large: a walk with larger branches.
+        small: a walk with smaller ones.
+    """
+
+    def shrinks(value: object) -> bool:
+        return small.signal(value).second < (1 - _CLOSE) * large.signal(value).second  # type: ignore[arg-type]
+
+    return len(stream.sums) > 1 and any(map(shrinks, stream.sums)) and not any(map(shrinks, stream.joined[1:]))

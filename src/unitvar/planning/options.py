@@ -19,7 +19,7 @@ __all__ = ["DISTRIBUTIONS", "EMBEDDINGS", "METHODS", "RESIDUALS", "Options", "Ov
 
 DISTRIBUTIONS = ("sphere", "orthonormal", "normal", "uniform")
 METHODS = ("analytic", "measured")
-RESIDUALS = ("scaled", "unit", "zero")
+RESIDUALS = ("auto", "scaled", "damped", "unit", "zero")
 EMBEDDINGS = ("keep", "unit")
 
 

@@ -1,7 +1,7 @@
-"""Residual streams: chains of sums ``x = x + b(x)``, and the weights that their branches end in.
+"""Residual streams: chains of sums ``x = x + b(x)``, and the weights of their branches.
 
-After n branches of unit variance a stream has E x² = n + 1, and little of it is the network's input. So the last weight
-of each branch is scaled until the branch reaches its sum with E b² = 1/n.
+After n branches of unit variance a stream has E x² = n + 1, and little of it is the network's input. So branches are
+scaled by what n is; planning/branches.py says how.
 """
 
 from __future__ import annotations
@@ -27,11 +27,13 @@ class Branch:
         value: the tensor that is added.
         weights: the parameters that it ends in: one, mostly; several after a concatenation or a stream of its own.
         normed: those with a norm between them and the sum: their scale has no effect on what is added.
+        inner: the other parameters of the branch, but for those before a norm, and those of a stream inside it.
     """
 
     value: Value
     weights: tuple[str, ...]
     normed: tuple[str, ...] = ()
+    inner: tuple[str, ...] = ()
 
 
 @dataclass(eq=False, slots=True)
@@ -41,11 +43,13 @@ class Stream:
     Attributes:
         start: the tensor that the first branch is added to.
         branches: in execution order.
+        joined: what each sum adds a branch to: the sum before, or what a norm, a dropout or an activation made of it.
         sums: the results of the sums.
     """
 
     start: Value
     branches: list[Branch] = field(default_factory=list)
+    joined: list[Value] = field(default_factory=list)
     sums: list[Value] = field(default_factory=list)
 
     @property
@@ -79,6 +83,7 @@ class _Finder:
         self.roots: dict[int, Value] = {}  # what a value goes back to without a weight or a sum between
         self.by_value: dict[int, Stream] = {}
         self.streams: list[Stream] = []
+        self.claimed: set[str] = set()  # weights that belong to a branch: a stream inside another comes first
 
     def step(self, node: Node) -> None:
         """Note where an op's outputs go back to; open or continue a stream if the op adds a branch."""
@@ -110,6 +115,7 @@ class _Finder:
             self.streams.append(stream)
             self.by_value[id(root)] = stream
         stream.branches += ends
+        stream.joined.append(x)
         for output in (o for o in node.outputs if o is not None):
             stream.sums.append(output)
             self.by_value[id(output)] = stream
@@ -159,8 +165,8 @@ class _Finder:
             pending, met = [(part, False)], {id(part)}
             while pending:
                 v, normed = pending.pop()
-                other, root = self.by_value.get(id(v)), self.root(v)
-                if other is stream or root is stream.start or self.by_value.get(id(root)) is stream:
+                other = self.by_value.get(id(v))
+                if self.is_on(v, stream):
                     continue
                 if other is not None and v is not other.start:  # a stream inside the branch
                     found[normed] += [name for b in other.branches for name in b.weights]
@@ -176,7 +182,30 @@ class _Finder:
                         met.add(id(before))
                         pending.append((before, normed))
             weights, behind = (tuple(dict.fromkeys(found[normed])) for normed in (False, True))
-            yield Branch(part, weights, () if weights else behind)
+            inner = self.inner(part, stream, weights) if weights else ()
+            self.claimed.update((*weights, *inner))
+            yield Branch(part, weights, () if weights else behind, inner)
+
+    def is_on(self, value: Value, stream: Stream) -> bool:
+        """Return True if a value is the stream at some depth, or goes back to it without a weight."""
+        root = self.root(value)
+        return root is stream.start or stream in (self.by_value.get(id(value)), self.by_value.get(id(root)))
+
+    def inner(self, value: Value, stream: Stream, ends: Sequence[str]) -> tuple[str, ...]:
+        """Find the weights of a branch before its ends that no norm and no other branch comes after."""
+        found: dict[str, None] = {}
+        pending, met = [value], {id(value)}
+        while pending:
+            v = pending.pop()
+            rule = None if v.node is None else rule_of(v.node, self.overrides)
+            if v.node is None or rule is None or self.is_on(v, stream):
+                continue
+            found.update(dict.fromkeys(_weights(v.node, rule)))
+            for before in () if rule.resets else self.signals(v.node):
+                if id(before) not in met:
+                    met.add(id(before))
+                    pending.append(before)
+        return tuple(name for name in found if name not in ends and name not in self.claimed)
 
     def terms(self, value: Value) -> Iterator[Value]:
         """Take a sum of several branches apart, as of attention and MLP side by side."""
