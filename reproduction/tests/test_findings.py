@@ -258,9 +258,9 @@ def test_mnist_counts_where_the_papers_weights_win_with_dropout() -> None:
         mnist_row(0.3, "he", [0.8], [None]),
     ]
     section = mnist(mnist_payload(rows))
-    counted = "lower in 1, higher in 1, not significantly different in 1, open in 1 with one seed of 4 comparisons"
-    assert counted in section.found[0]
-    assert "sooner in 1, later in 1, not significantly different in 0 of 2 comparisons" in section.found[0]
+    counted = "in 1 of 4 comparisons (higher in 1, not significant in 1, one seed only in 1)"
+    assert f"lower than Xavier's or He's {counted}" in section.found[0]
+    assert "sooner in 1 of 2 comparisons (later in 1)" in section.found[0]
     assert section.found[1].endswith("51.00 ± 2.48 % against He's 80.00 % (one seed, so no interval).")
     assert section.found[2].endswith("against Xavier's 41.00 ± 2.48 % (+10.00 ± 0.00 points, higher).")
     assert section.verdict == "partly"
@@ -296,6 +296,6 @@ def test_mnist_says_what_the_corrected_rules_and_the_first_layer_do() -> None:
         for init, error in zip(("paper", "forward", "paper-half"), own, strict=True)
     ]
     found = mnist(mnist_payload(rows)).found
-    assert "With dropout, the error of “unitvar, forward” minus the paper's is lower in 1, higher in 1" in found[-3]
-    assert "Without dropout, the error of “unitvar, forward” minus the paper's is lower in 1" in found[-2]
+    assert "“unitvar, forward” is lower than the paper's in 1 of 2 comparisons (higher in 1)" in found[-3]
+    assert "Without dropout, the error of “unitvar, forward” is lower than the paper's in 1 of 1" in found[-2]
     assert "2.05 ± 0.64 and 2.15 ± 0.64 % at keep rate 1" in found[-1]

@@ -159,13 +159,10 @@ def _sentences(rows: Sequence[Mapping[str, Any]]) -> list[str]:
         return ["Not enough trials yet to compare."]
     target = f"a validation loss of {rows[0]['target']:g}"
     reached = [_speed(*pair) for pair in pairs if _reached(*pair)]
-    errors = _counted("lower", "higher", [_error(*pair) for pair in pairs])
-    speed = (
-        f"{target} is reached {_counted('sooner', 'later', reached)}" if reached else f"none of them reaches {target}"
-    )
+    errors = _counted("higher", [_error(*pair) for pair in pairs])
+    speed = f"they reach {target} sooner {_counted('later', reached)}" if reached else f"none of them reaches {target}"
     found = [
-        f"With dropout, the paper's weights end at a test error that is {errors}, compared with Xavier's "
-        f"and He's; {speed}."
+        f"With dropout, the paper's weights have a test error that is lower than Xavier's or He's {errors}; {speed}."
     ]
     ranked = sorted(pairs, key=lambda pair: pair[1]["error"]["mean"] - pair[0]["error"]["mean"])
     found.append(f"Their largest gain: {_told(*ranked[-1])}.")
@@ -174,14 +171,14 @@ def _sentences(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     return found
 
 
-def _counted(better: str, worse: str, differences: Sequence[Estimate | None]) -> str:
-    """Write how many of some differences are beyond their intervals, and how many have none."""
+def _counted(worse: str, differences: Sequence[Estimate | None]) -> str:
+    """Write in how many comparisons there is a gain beyond its interval, and what the others are."""
     gained, lost, _ = count(map(lower, differences))
     single = sum(d is None or d.half_width is None for d in differences)
     rest = len(differences) - gained - lost - single
-    parts = [f"{better} in {gained}", f"{worse} in {lost}", f"not significantly different in {rest}"]
-    parts += [f"open in {single} with one seed"] if single else []
-    return f"{', '.join(parts)} of {len(differences)} comparisons"
+    others = ((worse, lost), ("not significant", rest), ("one seed only", single))
+    aside = ", ".join(f"{word} in {number}" for word, number in others if number)
+    return f"in {gained} of {len(differences)} comparisons" + (f" ({aside})" if aside else "")
 
 
 def _corrected(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
@@ -192,7 +189,7 @@ def _corrected(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         for label, wanted in (("With dropout", True), ("Without dropout", False)):
             own = [_error(ours, paper) for ours, paper in both if (ours["keep"] < 1) == wanted]
             if own:
-                yield f"{label}, the error of “{NAMES[init]}” minus the paper's is {_counted('lower', 'higher', own)}."
+                yield f"{label}, the error of “{NAMES[init]}” is lower than the paper's {_counted('higher', own)}."
 
 
 def _first_layer(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
