@@ -75,6 +75,7 @@ def test_damped_branches_have_the_exponents_of_deepnorm(n: int) -> None:
         totals.append(sum(added(model, x)))
     for name, power in (("blocks.1.1.weight", -1 / 4), ("blocks.1.3.weight", -1 / 2)):
         assert damped[name].scale == pytest.approx(unit[name].scale * n**power, rel=0.02)
+    assert damped["blocks.1.1.weight"].branch == f"inside branch 2 of {n} in 'blocks'"
     found = torch.tensor(totals)
     assert abs(float(found.mean()) * n**0.5 - 1) < 0.06 + 2 * float(found.std()) * n**0.5
 

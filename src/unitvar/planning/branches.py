@@ -141,15 +141,18 @@ class Branches:
 
     @property
     def labels(self) -> dict[str, str]:
-        """Give, for each weight at the end of a branch, which branch of which stream that is."""
+        """Give, for each weight that ends a branch, which branch of which stream that is; also for those inside."""
         found: dict[str, list[str]] = {}
         for stream in self.streams:
             n = len(stream.branches)
-            for i, branch in enumerate(stream.branches, 1):
+            damped = id(stream) in self.damped
+            for i, branch in enumerate(stream.branches, 1) if n > 1 or self.residual == "zero" else ():
                 label = f"branch {i} of {n}" + (f" in {stream.name!r}" if stream.name else "")
                 idle = id(branch) in self.idle
-                for name in branch.weights or branch.normed if n > 1 or self.residual == "zero" else ():
+                for name in branch.weights or branch.normed:
                     found.setdefault(name, []).append(label + (_NORMED if idle or branch.normed else ""))
+                for name in branch.inner if damped else ():
+                    found.setdefault(name, []).append(f"inside {label}")
         return {name: "; ".join(dict.fromkeys(labels)) for name, labels in found.items()}
 
 
