@@ -85,7 +85,7 @@ def draw(saved: dict[str, Any], path: Path) -> None:
     """Draw both panels."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(7.4, 3.5), layout="constrained", dpi=160)  # readable at the width of a phone
+    figure = Figure(figsize=(6.2, 3.3), layout="constrained", dpi=190)  # readable at the width of a phone
     left, right = figure.subplots(1, 2)
     left.axhline(1, color="0.8", linewidth=0.8, zorder=0)
     for init, colour in INITS.items():
@@ -101,9 +101,7 @@ def draw(saved: dict[str, Any], path: Path) -> None:
         right.fill_between(epochs, [min(c) for c in curves], [max(c) for c in curves], color=colour, alpha=0.15)
     left.set_xticks(range(1, len(signal) + 1, 3))
     left.set(yscale="log", xlabel="layer", ylabel="E z², mean square of the signal", title="Signal before training")
-    right.set(
-        xlabel="epoch", ylabel="training loss", ylim=(0, None), title=f"Training: mean and range of {SEEDS} seeds"
-    )
+    right.set(xlabel="epoch", ylabel="training loss", ylim=(0, None), title=f"Training, range of {SEEDS} seeds")
     for ax in (left, right):
         ax.title.set_fontsize("medium")
         ax.spines[["top", "right"]].set_visible(False)
