@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -63,7 +64,9 @@ def propagate(
         The signals of all values, and what was met on the way.
     """
     with torch.inference_mode(False), torch.enable_grad():
-        walk = _Walk(solve, zeroed, overrides or {}, Propagation(numbers=numbers or Numbers()), quiet=quiet)
+        uses = Counter(id(v) for node in graph.nodes for v in node.inputs if v.kind == "parameter")
+        found = Propagation(numbers=numbers or Numbers(), uses=uses)
+        walk = _Walk(solve, zeroed, overrides or {}, found, quiet=quiet)
         for value, signal in zip(graph.inputs, inputs, strict=True):
             if not _is_mask(value):  # which is read as it is, like one that is no input
                 axes = signal.axes if len(signal.axes) == len(value.shape) else ""
@@ -221,7 +224,8 @@ class _Walk:
     def weighings(self, node: Node, rule: Rule, parameters: list[Value]) -> Any:
         """Describe every weight of an op, and what the op gives with this weight alone, of unit row norm."""
         if rule.recurrent is not None:  # its op shows no pre-activation
-            for operand, x, share in rule.recurrent(self.out.signal(node.args[0]), node.args):
+            reaching = rule.recurrent(self.out.signal(node.args[0]), node.args, repeats=self.out.repeats(node))
+            for operand, x, share in reaching:
                 use = use_of(node, rule, 2, operand) if isinstance(operand, Value) else None
                 if use is not None:
                     yield Weighing(use, x, x.second, node, share), ()

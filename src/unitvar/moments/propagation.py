@@ -32,6 +32,7 @@ class Propagation:
         weights: ``id(value)`` → the moments of an operand that is a parameter, with the scale that was chosen.
         weighed: ``id(value)`` → the parameter chosen for the weight op that made it.
         mixed: how often something mixed what was taken for examples.
+        uses: ``id(value)`` → how many ops use a parameter.
     """
 
     signals: dict[int, Signal] = field(default_factory=dict)
@@ -46,6 +47,7 @@ class Propagation:
     weights: dict[int, Signal] = field(default_factory=dict)
     weighed: dict[int, str] = field(default_factory=dict)
     mixed: int = 0
+    uses: Counter[int] = field(default_factory=Counter)
 
     @property
     def leaving(self) -> dict[str, list[Signal]]:
@@ -70,10 +72,15 @@ class Propagation:
             return tuple(self.read(a, replaced) for a in arg)
         return arg
 
+    def repeats(self, node: Node) -> int:
+        """Return how many ops use the same parameters, as the steps of a loop do."""
+        return max((self.uses[id(v)] for v in node.inputs if v.kind == "parameter"), default=0) or 1
+
     def call(self, node: Node, replaced: Mapping[int, Signal] | None = None) -> Call:
         """Describe the call of an op."""
         shapes = tuple(o.shape for o in node.outputs if o is not None)
-        return Call(node.op, tuple(self.read(a, replaced) for a in node.args), node.args, shapes, self.numbers)
+        args = tuple(self.read(a, replaced) for a in node.args)
+        return Call(node.op, args, node.args, shapes, self.numbers, self.repeats(node))
 
 
 def homed(signal: Signal, value: Value, chi: float) -> Signal:

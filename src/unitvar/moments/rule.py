@@ -55,6 +55,7 @@ class Call:
         raw: as recorded, a graph's Value for each tensor.
         shapes: of its outputs.
         numbers: gives the numbers of a value that depends on no input, None if there are none.
+        repeats: how many calls in the graph have the same parameters.
     """
 
     op: Any
@@ -62,6 +63,7 @@ class Call:
     raw: tuple[Any, ...]
     shapes: tuple[tuple[int, ...], ...]
     numbers: Callable[[Any], Any]
+    repeats: int = 1
 
     @property
     def name(self) -> str:

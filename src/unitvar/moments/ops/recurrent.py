@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from unitvar.moments.ops.recurrence import FLAVOURS, LONGEST, SHARE, Layer, Stack, simulated, solved
-from unitvar.moments.rule import builtin
+from unitvar.moments.rule import Call, builtin
 from unitvar.moments.signal import Path, Signal
 
 __all__ = ["Reaching"]
@@ -142,7 +142,9 @@ def _stacked(flavour: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
                 yield Reaching(group[1], _hidden(flavour, 0.0, states * scale), 1.0)
             x = _hidden(flavour, 0.0, made.second * scale / call.keep)
 
-    def recurrent(x: Signal, args: Sequence[Any], given: Callable[[Any], Signal] | None = None) -> Iterator[Reaching]:
+    def recurrent(
+        x: Signal, args: Sequence[Any], given: Callable[[Any], Signal] | None = None, repeats: int = 1
+    ) -> Iterator[Reaching]:
         """Walk the layers: what reaches each is the state of the one before it, after its dropout."""
         if given is not None:
             yield from actual(x, args, given)
@@ -163,18 +165,24 @@ def _stacked(flavour: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
     return forward, recurrent
 
 
+def _loop(repeats: int) -> int:
+    """Return how many steps a cell makes. One that is called once gets its state from outside, at any step."""
+    return repeats if repeats > 1 else LONGEST
+
+
 def _cell(flavour: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    def forward(x: Signal, hidden: Any, *group: Any) -> Any:
-        given = [g for g in group if g is not None]
+    def forward(call: Call) -> Any:
+        x, hidden, *group = call.args
+        weights = [g for g in group if g is not None]
         before = hidden[0] if isinstance(hidden, (tuple, list)) else hidden
-        made = simulated(Stack(flavour, LONGEST, _shared(x)), [_layer(given, x.second)])
+        made = simulated(Stack(flavour, _loop(call.repeats), _shared(x)), [_layer(weights, x.second)])
         second, cell = made.next(before.second)
         shape = (*x.shape[:-1], group[1].shape[-1])
         h = x.like(mean=min(made.mean, math.sqrt(second)), second=second, shape=shape)
         return (h, x.like(mean=0.0, second=cell, shape=shape)) if flavour == "lstm" else h
 
-    def recurrent(x: Signal, args: Sequence[Any], given: Any = None) -> Iterator[Reaching]:
-        (made,) = solved(Stack(flavour, LONGEST, _shared(x)), 1)  # a cell does not see how long its loop is
+    def recurrent(x: Signal, args: Sequence[Any], given: Any = None, repeats: int = 1) -> Iterator[Reaching]:
+        (made,) = solved(Stack(flavour, _loop(repeats), _shared(x)), 1)
         yield Reaching(args[2], x, SHARE)
         yield Reaching(args[3], _hidden(flavour, made.mean, made.second), SHARE)
 
@@ -190,4 +198,4 @@ for _flavour in FLAVOURS:
     _forward, _recurrent = _stacked(_flavour)
     builtin(_flavour, word=_flavour.replace("_", " "), weights=(2,), recurrent=_recurrent, mixes=_steps)(_forward)
     _forward, _recurrent = _cell(_flavour)
-    builtin(f"{_flavour}_cell", word=f"{_flavour} cell", weights=(2, 3), recurrent=_recurrent)(_forward)
+    builtin(f"{_flavour}_cell", word=f"{_flavour} cell", weights=(2, 3), recurrent=_recurrent, call=True)(_forward)
