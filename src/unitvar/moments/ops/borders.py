@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from unitvar.moments.ops.convolution import taps_of
-from unitvar.moments.ops.profiles import window
+from unitvar.moments.ops.profiles import flattened, window
 from unitvar.moments.ops.views import picked
 from unitvar.moments.rule import Call, builtin
 from unitvar.moments.signal import Signal
@@ -88,11 +88,13 @@ def _edges(x: Signal, shape: tuple[int, ...], amounts: Sequence[int]) -> tuple[A
 def im2col(call: Call) -> Signal:
     """Lay the windows of a convolution out: those at borders hold zeros."""
     x, kernel, dilation, padding, stride = call.args[:5]
-    taps = taps_of(replace(x, profile=None), kernel, stride, padding, dilation)
-    share = taps.seen / math.prod(kernel)
+    taps, even = (taps_of(image, kernel, stride, padding, dilation) for image in (x, replace(x, profile=None)))
+    share = even.seen / math.prod(kernel)
     made = _share(x, share, x.shape)
     both = {k: x.pair(k) * taps.common / math.prod(kernel) for k in ("positions", "neighbours")}
-    return made.related(both, shape=call.shapes[0], axes="bfp", profile=None)
+    second = max(made.mean**2, x.second * taps.seen / math.prod(kernel))
+    profile = flattened(taps.profile, taps.sizes) if len(call.shapes[0]) == 3 else None
+    return made.related(both, second=second, shape=call.shapes[0], axes="bfp", profile=profile)
 
 
 def _below(x: Signal, diagonal: int = 0) -> float:

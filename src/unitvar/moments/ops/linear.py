@@ -94,6 +94,8 @@ def matmul(a: Signal, b: Signal) -> Signal:
     label = "f" if both or b.axes[free] == "b" else b.axes[free]
     axes = (rows + label)[-len(shape) :]
     out = contracted(a, b, over, shape, axes, free if label == "f" else None)
+    if b.profile is not None and len(a.shape) == 2 and len(b.shape) == 3 and label == "p":
+        out = out.like(profile=b.profile)  # a weight times the columns of an image
     return out.like(width=_width(b), terms=a.shape[-1]) if both else out
 
 

@@ -10,7 +10,27 @@ import numpy as np
 
 from unitvar.moments.signal import Signal
 
-__all__ = ["side_of", "window"]
+__all__ = ["flattened", "folded", "side_of", "window"]
+
+
+def flattened(profile: tuple[Any, ...], sizes: tuple[int, ...]) -> tuple[Any]:
+    """Lay the sides of an image out as one, as unfold does."""
+    flat = np.ones(1)
+    for side, n in zip(profile, sizes, strict=True):
+        flat = np.multiply.outer(flat, np.ones(n) if side is None else np.asarray(side)).ravel()
+    return (flat,)
+
+
+def folded(x: Signal, shape: tuple[int, ...]) -> tuple[Any, ...] | None:
+    """Return the profile of an image whose sides were one; None if it has none."""
+    if x.profile is None or len(x.profile) != 1 or x.profile[0] is None or len(x.shape) != 3 or len(shape) < 4:
+        return None
+    if shape[:2] != x.shape[:2] or math.prod(shape[2:]) != x.shape[2] != 0:
+        return None
+    image = np.asarray(x.profile[0]).reshape(shape[2:])
+    n = image.ndim
+    sides = tuple(image.mean(tuple(d for d in range(n) if d != side)) for side in range(n))
+    return sides if np.allclose(image, flattened(sides, shape[2:])[0].reshape(image.shape)) else None
 
 
 def window(part: Signal, x: Signal, dim: int, start: int) -> Signal:

@@ -10,7 +10,7 @@ from typing import Any
 from unitvar.moments import axes as labels
 from unitvar.moments.combine import broadcast
 from unitvar.moments.law import Axis, Field
-from unitvar.moments.ops.profiles import window
+from unitvar.moments.ops.profiles import folded, window
 from unitvar.moments.rule import RULES, Call, builtin, signals_in
 from unitvar.moments.signal import Signal
 
@@ -64,7 +64,8 @@ def keeps_elements(name: str) -> bool:
 def same(call: Call) -> tuple[Signal, ...]:
     """Give the same elements in another shape."""
     x = _first(call)
-    return tuple(_unjoined(x, _moved(x, shape, *labels.viewed(x.inside, shape))) for shape in call.shapes)
+    views = tuple(_unjoined(x, _moved(x, shape, *labels.viewed(x.inside, shape))) for shape in call.shapes)
+    return tuple(replace(v, profile=v.profile or folded(x, v.shape)) for v in views) if x.profile else views
 
 
 def _unjoined(x: Signal, view: Signal) -> Signal:
