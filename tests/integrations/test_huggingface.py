@@ -6,13 +6,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
+from torch.utils.data import IterableDataset
 
 import unitvar
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # other people's deprecations at import
-    from transformers import Trainer, TrainingArguments
+    from transformers import Trainer, TrainerCallback, TrainingArguments
 
     from unitvar.integrations.huggingface import ReestimateBatchNorm, WatchVariance
 
@@ -21,9 +23,9 @@ DATA = [{"x": x, "labels": x.sum(0, keepdim=True)} for x in X]
 
 
 class Net(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, norm: type[nn.Module] = nn.BatchNorm1d) -> None:
         super().__init__()
-        self.net = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 1))
+        self.net = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5), norm(8), nn.ReLU(), nn.Linear(8, 1))
         self.evaluated: list[tuple[Tensor, Tensor]] = []
         self.trained: list[Tensor] = []
 
@@ -36,15 +38,18 @@ class Net(nn.Module):
         return {"loss": nn.functional.mse_loss(out, labels), "logits": out}
 
 
-def trained(folder: Path, *callbacks: object, evaluate_on: object = DATA, **options: object) -> tuple[Trainer, Net]:
+def trained(
+    folder: Path, *callbacks: object, model: Net | None = None, train_on: object = DATA, evaluate_on: object = DATA,
+    **options: object,
+) -> tuple[Trainer, Net]:  # fmt: skip
     torch.manual_seed(0)
-    model = Net()
+    model = model or Net()
     settings = {"report_to": "none", "use_cpu": True, "disable_tqdm": True, "logging_strategy": "no", "seed": 1}
     settings |= {"num_train_epochs": 2, "per_device_train_batch_size": 16, "save_strategy": "no"}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         args = TrainingArguments(str(folder), **(settings | options))
-        trainer = Trainer(model, args, train_dataset=DATA, eval_dataset=evaluate_on, callbacks=list(callbacks))
+        trainer = Trainer(model, args, train_dataset=train_on, eval_dataset=evaluate_on, callbacks=list(callbacks))
         trainer.train()
     return trainer, model
 
@@ -77,6 +82,91 @@ def test_the_best_checkpoint_evaluates_as_it_did(tmp_path) -> None:
         assert trainer.evaluate()["eval_loss"] == pytest.approx(best, rel=1e-3)
     with torch.no_grad():
         torch.testing.assert_close(model.net[2].running_var, model.net[0](X).var(0), rtol=1e-4, atol=0)
+
+
+class SwapAverage(TrainerCallback):
+    """An average as users write it: parameters only, swapped in for an evaluation and back after it."""
+
+    def __init__(self) -> None:
+        self.average: dict[str, Tensor] = {}
+
+    def on_step_end(self, args, state, control, *, model, **kwargs) -> None:
+        for name, p in model.named_parameters():
+            self.average[name] = 0.8 * self.average.get(name, p.detach().clone()) + 0.2 * p.detach()
+
+    def on_epoch_end(self, args, state, control, *, model, **kwargs) -> None:
+        for name, p in model.named_parameters():
+            p.data, self.average[name] = self.average[name], p.data
+
+    on_evaluate = on_epoch_end
+
+
+@pytest.mark.parametrize("ours", ["first", "last"])
+def test_averaged_weights_are_evaluated_with_their_statistics_and_saved_weights_have_theirs(tmp_path, ours) -> None:
+    callbacks = [ReestimateBatchNorm(), SwapAverage()]
+    options = {"learning_rate": 0.1, "eval_strategy": "epoch", "save_strategy": "epoch"}
+    _, model = trained(tmp_path, *(callbacks if ours == "first" else callbacks[::-1]), **options)
+    _, alone = trained(tmp_path / "alone", SwapAverage(), **options)
+    assert len(model.evaluated) == 2 * 8
+    assert not torch.allclose(*alone.evaluated[-1], rtol=1e-2)
+    for stored, actual in model.evaluated:
+        torch.testing.assert_close(stored, actual, rtol=1e-4, atol=0)
+    # The weights are back when a checkpoint is saved; so are the statistics of training, as without the callback.
+    for step in (4, 8):
+        saved, expected = (
+            load_file(folder / f"checkpoint-{step}" / "model.safetensors") for folder in (tmp_path, tmp_path / "alone")
+        )
+        assert all(torch.equal(saved[name], expected[name]) for name in expected)
+    assert all(map(torch.equal, model.trained, alone.trained))
+    assert not model._forward_pre_hooks
+    assert not model._state_dict_pre_hooks
+
+
+class Endless(IterableDataset):
+    def __iter__(self):
+        while True:
+            yield from DATA
+
+
+def test_data_without_an_end_is_read_as_far_as_training_reads_it(tmp_path) -> None:
+    callback = ReestimateBatchNorm()
+    options = {"max_steps": 2, "gradient_accumulation_steps": 2, "eval_strategy": "steps", "eval_steps": 1}
+    _, model = trained(tmp_path, callback, train_on=Endless(), **options)
+    assert callback.report["net.2"].batches == 4
+    for stored, actual in model.evaluated:
+        torch.testing.assert_close(stored, actual, rtol=1e-4, atol=0)
+
+
+def test_a_model_without_batch_norm_is_refused_before_it_is_trained(tmp_path) -> None:
+    with pytest.raises(ValueError, match="no BatchNorm with running statistics"):
+        trained(tmp_path, ReestimateBatchNorm(), model=Net(nn.LayerNorm), max_steps=1)
+
+
+class Fails(TrainerCallback):
+    fails = True
+
+    def on_evaluate(self, *args, **kwargs) -> None:
+        if self.fails:
+            raise RuntimeError("evaluation broke")
+
+
+def test_after_an_evaluation_that_failed_training_starts_with_what_the_model_then_has(tmp_path) -> None:
+    model, other, callback = Net(), Fails(), ReestimateBatchNorm()
+    for new in (None, 5.0):
+        model.trained.clear()
+        other.fails = True
+        with pytest.raises(RuntimeError, match="evaluation broke"):
+            trained(tmp_path, callback, other, model=model, eval_strategy="epoch", num_train_epochs=1)
+        if new is not None:
+            model.net[2].running_var.fill_(new)  # as a checkpoint would
+        last, before = model.trained[-1], model.net[2].running_var.clone()
+        model.trained.clear()
+        other.fails = False
+        trained(tmp_path, callback, other, model=model, eval_strategy="epoch", num_train_epochs=1)
+        # One step of a momentum of 0.1 from there.
+        start = last if new is None else before
+        assert ((model.trained[0] - 0.9 * start) > 0).all()
+        assert ((model.trained[0] - 0.9 * start) < 0.1 * 2).all()
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])

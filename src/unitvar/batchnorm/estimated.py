@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from unitvar.batchnorm.report import BatchNormReport
 from unitvar.running.modules import inner
 from unitvar.running.shards import local
 
-__all__ = ["Estimated"]
+__all__ = ["Estimated", "WhenEvaluated"]
 
 
 class Estimated:
@@ -66,6 +66,43 @@ class Estimated:
         modules = dict(inner(model).named_modules())
         held = ((running(modules[change.name]), (change.new_mean, change.new_var)) for change in self.report)
         return all(torch.equal(have.cpu(), new) for pair in held for have, new in zip(*pair, strict=True))
+
+
+class WhenEvaluated:
+    """Set statistics when a model first runs in eval mode: whoever swaps weights for an evaluation has done so by then.
+
+    A state dict that is taken later has them if the weights are still those of the evaluation, else the old ones.
+
+    Args:
+        model: the model that will be evaluated.
+        estimate: makes the statistics, and sets them.
+    """
+
+    def __init__(self, model: nn.Module, estimate: Callable[[], Estimated]) -> None:
+        self._estimate: Callable[[], Estimated] | None = estimate
+        self._found: Estimated | None = None
+        self._hooks = (
+            model.register_forward_pre_hook(self._before_run),
+            model.register_state_dict_pre_hook(self._before_save),  # type: ignore[no-untyped-call]
+        )
+
+    def end(self, model: nn.Module) -> None:
+        """Put back what was there."""
+        for hook in self._hooks:
+            hook.remove()
+        if self._found is not None:
+            self._found.undo(model)
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _before_run(self, model: nn.Module, args: Any) -> None:
+        estimate = self._estimate
+        if estimate is not None and not model.training:
+            self._estimate = None  # which runs the model, too
+            self._found = estimate()
+
+    def _before_save(self, model: nn.Module, prefix: str, keep_vars: bool) -> None:
+        if self._found is not None and not self._found.belongs_to(dict(model.named_parameters())):
+            self._found.undo(model)
 
 
 def _fingerprint(weights: Mapping[str, Tensor]) -> dict[str, float]:
