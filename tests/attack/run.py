@@ -16,7 +16,7 @@ from tests.attack.calls import CALLS
 from tests.attack.case import Case
 from tests.attack.files import files
 from tests.attack.loaders import odd_loaders
-from tests.attack.models import module_database, odd_models
+from tests.attack.models import module_database, odd_models, shaped_models
 from tests.attack.peers import peers
 from tests.attack.ranks import ranks
 from tests.attack.scale import scales
@@ -43,6 +43,7 @@ ATTACKS: dict[str, Callable[[int], Iterable[Case]]] = {
     "an error or an interrupt in a hook": lambda step: _faults("hooks", step),
     "an error or an interrupt at a batch": lambda step: _faults("batches", step),
     "odd models": lambda step: odd_models(),
+    "models of the shapes that torchinfo and fvcore test": lambda step: shaped_models(),
     "torch's database of modules": lambda step: module_database(),
     "peers' own cases for BatchNorm": lambda step: peers(),
     "odd loaders": lambda step: odd_loaders(),

@@ -19,6 +19,7 @@ from unitvar.batchnorm.report import BatchNormReport, lone_values
 from unitvar.batchnorm.sharded import gathered
 from unitvar.batchnorm.statistics import BatchNormStatistics, LayerStatistics, keep
 from unitvar.batchnorm.sweep import Sweep, progress_bar
+from unitvar.running.calling import check_real
 from unitvar.running.lazy import lazy_on_failure
 from unitvar.running.modules import inner
 from unitvar.running.undo import Undo, undoing
@@ -151,6 +152,7 @@ def _reestimated(undo: Undo, model: nn.Module, batches: Iterable[Any], options: 
 def _gathered(model: nn.Module, batches: Iterable[Any], options: Options) -> BatchNormStatistics:
     group = ranks.resolve(options.group)
     model = inner(model)
+    check_real(model)
     layers, kept = find_layers(model, frozen=options.frozen)
     observer = Observer(layers)
     bar = progress_bar(batches, options.max_batches, ranks.first(group)) if options.progress else None

@@ -13,8 +13,11 @@ from unitvar.expectation.program import Program, build
 from unitvar.expectation.record import TENSOR, record, stochastic_modules
 from unitvar.expectation.result import Expectation
 from unitvar.expectation.uncertain import Uncertain
+from unitvar.running.calling import check_real
 from unitvar.running.lazy import uninitialised
 from unitvar.running.modes import evaluating
+from unitvar.running.modules import inner
+from unitvar.running.shards import sharded
 
 __all__ = ["Expected", "expect", "expected"]
 
@@ -34,13 +37,12 @@ class Expected(nn.Module):
         strict: whether to refuse such an op.
 
     Attributes:
-        model: the model itself.
+        model: the model itself, without what DistributedDataParallel, DataParallel or torch.compile put around it.
     """
 
     def __init__(self, model: nn.Module, *, samples: int = 0, strict: bool = False) -> None:
         super().__init__()
-        if not isinstance(model, nn.Module):
-            raise TypeError(f"model is a {type(model).__name__}, not an nn.Module.")
+        model = inner(model)  # whose forward has no collectives, and is not compiled
         if isinstance(samples, bool) or not isinstance(samples, int) or samples < 0:
             raise ValueError(
                 f"samples={samples!r} is not an integer of 0 or more; 0 takes 64 draws where any are needed."
@@ -96,6 +98,13 @@ class Expected(nn.Module):
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _record(self, leaves: list[Any], spec: Any, key: Any) -> Program:
+        check_real(self.model)
+        if sharded(self.model):
+            raise ValueError(
+                "The model's parameters are spread over ranks (FSDP2 or DTensor), and dropout is integrated out over "
+                "whole weights: load get_model_state_dict(model, options=StateDictOptions(full_state_dict=True)) into "
+                "a model that is not sharded."
+            )
         lazy = uninitialised(self.model)
         if lazy:
             raise ValueError(f"{lazy[0]!r} has no shape yet. Run the model once before its dropout is integrated out.")
@@ -176,7 +185,7 @@ def _signature(leaves: list[Any], spec: Any) -> Any:
     kinds = [
         (tuple(leaf.shape), leaf.dtype, leaf.device) if isinstance(leaf, Tensor) else _plain(leaf) for leaf in leaves
     ]
-    devices = {leaf.device.type for leaf in leaves if isinstance(leaf, Tensor)}
+    devices = {leaf.device.type for leaf in leaves if isinstance(leaf, Tensor)} - {"meta"}  # which knows no autocast
     cast = [(d, torch.get_autocast_dtype(d)) for d in sorted(devices) if torch.is_autocast_enabled(d)]
     return tuple(kinds), str(spec), tuple(cast)
 

@@ -55,7 +55,8 @@ class _Selected(nn.Module):
         before = random.getstate()
         with ExitStack() as stack:
             for name, module in self.model.named_modules():
-                if self.chosen is None or name in self.chosen:
+                # A frozen TorchScript module has no flag.
+                if hasattr(module, "training") and (self.chosen is None or name in self.chosen):
                     stack.enter_context(_Training(module))
             result = self.model(*args, **kwargs)
         found = self.found

@@ -16,7 +16,7 @@ from unitvar.flow.predict import Predictions, predict
 from unitvar.flow.report import LayerFlow, NormGap, VarianceReport
 from unitvar.flow.shares import MeasuredShares
 from unitvar.flow.tally import Tally
-from unitvar.running.calling import call, copied, device_of, flattened, moved
+from unitvar.running.calling import call, check_real, copied, device_of, flattened, moved
 from unitvar.running.example import check_example, explained
 from unitvar.running.gathering import sharding_kept
 from unitvar.running.lazy import lazy_kept, materialise
@@ -124,8 +124,7 @@ def _check(loss: Loss | None, runs: int) -> None:
 def _prepared(undo: Undo, model: nn.Module, batch: Any) -> Any:
     """Give the batch as the model wants it, lazy layers made real for as long as that takes."""
     device = device_of(model)
-    if device.type == "meta":
-        raise ValueError("The model is on the meta device, where nothing flows: use model.to_empty(device=...) first.")
+    check_real(model)
     resharded(model)  # what FSDP2 has left gathered has no memory of its own to come back to
     undo.enter(torch.inference_mode(False))
     undo.enter(lazy_kept(model))

@@ -14,7 +14,7 @@ from unitvar.planning.fitting import check_generator
 from unitvar.planning.layers import LayerPlan, Plan
 from unitvar.planning.options import Options, Overrides
 from unitvar.planning.solve import planned
-from unitvar.running.calling import device_of, moved
+from unitvar.running.calling import check_real, device_of, moved
 from unitvar.running.example import check_example, check_numbers
 from unitvar.running.lazy import lazy_kept, lazy_on_failure, materialise, uninitialised
 from unitvar.running.modules import inner
@@ -152,6 +152,8 @@ def initialize_(
     check_numbers(example)
     check_generator(generator)
     model = inner(model)
+    if method == "measured":
+        check_real(model)
     if method == "measured" and sharded(model):
         raise ValueError(
             'method="measured" rescales whole weights, and this model is sharded over ranks (DTensor parameters): use '

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-__all__ = ["call", "copied", "device_of", "flattened", "mapped", "moved"]
+__all__ = ["call", "check_real", "copied", "device_of", "flattened", "mapped", "moved"]
 
 
 def call(model: nn.Module, example: Any) -> Any:
@@ -50,6 +50,12 @@ def device_of(model: nn.Module) -> torch.device:
     for tensor in (*model.parameters(), *model.buffers()):
         return tensor.device
     return torch.device("cpu")
+
+
+def check_real(model: nn.Module) -> None:
+    """Refuse a model whose tensors have no values."""
+    if any(tensor.device.type == "meta" for tensor in (*model.parameters(), *model.buffers())):
+        raise ValueError("The model is on the meta device, where nothing flows: use model.to_empty(device=...) first.")
 
 
 def moved(batch: Any, device: torch.device) -> Any:
