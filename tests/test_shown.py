@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 import unitvar
-from unitvar.shown import counted, number
+from unitvar.flow import LayerFlow
+from unitvar.shown import counted, number, percent
 
 
 def network() -> nn.Sequential:
@@ -44,9 +45,20 @@ RESULTS: dict[str, tuple[Callable[[], Any], str]] = {
         "<BatchNormStatistics: 1 layer, one-pass, 3 batches>",
     ),
     "activation": (lambda: unitvar.activation_moments("relu"), "ActivationMoments(mean=0.398"),
-    "moments": (lambda: unitvar.Moments(0.0, 1.0, (2, 3)), "Signal(mean=0.0, second=1.0, shape=(2, 3)"),
+    "moments": (lambda: unitvar.Moments(0.0, 1.0, (2, 3)), "Moments(mean=0, second=1, shape=(2, 3))"),
+    "expectation": (
+        lambda: unitvar.expect(network().eval(), batches()[0]),
+        "<Expectation: mean and variance of 1 tensor of shape (16, 4); no op sampled>",
+    ),
+    "layer of a plan": (lambda: unitvar.plan(network(), batches()[0])["4.weight"], "<LayerPlan 4.weight: op linear, "),
+    "layer of a report": (lambda: unitvar.measure(network(), batches()[0])["4.weight"], "<LayerFlow 4.weight: use 1, "),
+    "norm of a report": (lambda: unitvar.measure(network(), batches()[0]).norms[0], "<NormGap 1: use 1, on 0."),
+    "changed norm": (
+        lambda: unitvar.reestimate_bn_(network(), batches())["1"],
+        "<BatchNormChange 1: channels 16, values 48, batches 3, old_mean 0, new_mean ",
+    ),
 }
-TABLES = [name for name in RESULTS if name not in ("activation", "moments")]
+TABLES = ("plan", "report", "history", "batch norms", "statistics")
 
 
 class Cells(HTMLParser):
@@ -97,10 +109,43 @@ def test_a_notebook_shows_a_table_with_a_line_for_every_row(name: str) -> None:
         assert row.get("name", row.get("layer")) in names
     if name == "plan":  # the same numbers as in the text
         text = str(result).split()
-        assert all(cell in text for row in cells.rows[1:] for cell in row[4:])
+        assert all(word in text for row in cells.rows[1:] for cell in row[4:] for word in cell.split())
         assert "inputs: measured from the batch" in result._repr_html_()
-    if name == "report":
-        assert result.verdict in result._repr_html_()
+    if name == "report":  # the conclusion first
+        assert result._repr_html_().count(result.verdict) == 1
+        assert result._repr_html_().startswith(f'<div style="font-weight: bold">{result.verdict}</div>')
+
+
+def test_one_record_shows_its_row() -> None:
+    layer = unitvar.measure(network(), batches()[0])["4.weight"]
+    shown = dict(row for row in Cells(layer._repr_html_()).rows[1:])
+    assert shown == {key: number(x) if isinstance(x, float) else str(x) for key, x in layer.row.items()}
+    quiet = LayerFlow("a", 1, "addmm", 8, 3e-17, 4e-17, 5e-17, None, 0.0, 1.0, None)
+    assert repr(quiet) == (
+        "<LayerFlow a: use 1, op addmm, size 8, mean 0, variance 4.00e-17, gradient 5.00e-17, predicted_mean 0, "
+        "predicted_variance 1>"
+    )
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_print_is_a_table_of_80_columns_with_a_line_for_every_row(name: str) -> None:
+    result = RESULTS[name][0]()
+    lines = str(result).splitlines()
+    assert max(map(len, lines)) <= 80
+    names = [line.split()[0] for line in lines if line]
+    assert all(row.get("name", row.get("layer")) in names for row in result.rows)
+
+
+def test_what_was_sampled_is_named_in_a_notebook() -> None:
+    class Sorted(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return nn.functional.dropout(x, 0.5, self.training).sort().values
+
+    found = unitvar.expect(nn.Sequential(nn.Dropout(0.5), Sorted()), torch.randn(4, 8))
+    assert found.sampled
+    (op, where), *_ = found.sampled.items()
+    assert f"{op} in {where} was sampled" in found._repr_html_()
+    assert repr(found).endswith(f"; {counted(len(found.sampled), 'op')} sampled>")
 
 
 def test_html_escapes_what_a_model_calls_its_layers() -> None:
@@ -155,6 +200,11 @@ def test_what_rounding_leaves_is_nothing() -> None:
     model = nn.Sequential(nn.BatchNorm1d(4, affine=False), nn.Linear(4, 4, bias=False))
     text = str(unitvar.measure(model, torch.randn(64, 4))) + str(unitvar.reestimate_bn_(model, [torch.randn(64, 4)]))
     assert not [word for word in text.split() if "e-1" in word]
+
+
+def test_a_percentage_has_three_digits_at_most() -> None:
+    shares = (0.0, 1e-5, 0.0012, 0.053, 0.0996, 0.5, 1.0)
+    assert [percent(x) for x in shares] == ["0 %", "<0.1 %", "0.1 %", "5.3 %", "10 %", "50 %", "100 %"]
 
 
 def test_dir_lists_what_the_package_offers() -> None:

@@ -8,9 +8,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-__all__ = ["WIDTH", "Tabular", "counted", "frame", "html_table", "notes", "number", "progress_bar", "wrapped"]
+__all__ = [
+    *("SHARES", "WIDTH", "Entry", "Tabular", "counted", "frame", "html_table", "notes", "number", "percent"),
+    *("progress_bar", "text_table", "wrapped"),
+]
 
 WIDTH = 80
+SHARES = "of E z²: what tells examples apart (signal), and what dropout masks add (noise)"
 _NOTHING = 1e-9  # beside one, what rounding leaves
 
 
@@ -37,9 +41,39 @@ def number(x: float | None, *, digits: int = 4, beside: float = 0.0) -> str:
     return f"{x:.{digits}g}" if abs(x) < 10**digits else f"{x:.0f}"
 
 
+def percent(share: float) -> str:
+    """Write a share as a percentage of at most three digits."""
+    if 0 < share < 5e-4:
+        return "<0.1 %"
+    return f"{100 * share:.0f} %" if share >= 0.0995 or share == 0 else f"{100 * share:.1f} %"
+
+
 def wrapped(line: str) -> list[str]:
     """Break a line into lines of 80 columns."""
     return textwrap.wrap(line, WIDTH, subsequent_indent="  ", break_on_hyphens=False)
+
+
+def text_table(head: str, columns: Sequence[tuple[str, int]], rows: Sequence[tuple[str, Sequence[str]]]) -> list[str]:
+    """Lay names and numbers out, 80 columns wide, nothing cut off.
+
+    Args:
+        head: of the names.
+        columns: head and width of each column of numbers.
+        rows: a name and its numbers each.
+
+    Returns:
+        Lines. A name that is too long to stand beside its numbers stands above them.
+    """
+    room = WIDTH - sum(width for _, width in columns)
+    wide = max([len(head), *(len(label) for label, _ in rows if len(label) <= room)])
+    lines = [head.ljust(wide) + "".join(name.rjust(width) for name, width in columns)]
+    for label, cells in rows:
+        *above, name = textwrap.wrap(label, WIDTH, break_on_hyphens=False) or [""]
+        if len(name) > wide:
+            above, name = [*above, name], ""
+        numbers = "".join(cell.rjust(width) for cell, (_, width) in zip(cells, columns, strict=True))
+        lines += [*above, name.ljust(wide) + numbers]
+    return lines
 
 
 def html_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, words: int = 1) -> str:
@@ -48,7 +82,7 @@ def html_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, words: 
     def line(tag: str, cells: Sequence[str]) -> str:
         sides = ("left" if i < words else "right" for i in range(len(cells)))
         made = (
-            f'<{tag} style="text-align: {side}">{html.escape(cell)}</{tag}>'
+            f'<{tag} style="text-align: {side}; padding: 0 0.6em">{html.escape(cell)}</{tag}>'
             for cell, side in zip(cells, sides, strict=True)
         )
         return f"<tr>{''.join(made)}</tr>"
@@ -58,9 +92,10 @@ def html_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, words: 
     )
 
 
-def notes(*lines: str) -> str:
+def notes(*lines: str, bold: bool = False) -> str:
     """Lay lines out as HTML, one below the other."""
-    return "".join(f"<div>{html.escape(line)}</div>" for line in lines if line)
+    style = ' style="font-weight: bold"' if bold else ""
+    return "".join(f"<div{style}>{html.escape(line)}</div>" for line in lines if line)
 
 
 def frame(rows: Sequence[Mapping[str, Any]]) -> Any:
@@ -84,6 +119,32 @@ def progress_bar(total: int, show: bool) -> Iterator[Callable[[], object]]:
         raise ImportError("progress=True needs tqdm: pip install 'unitvar[progress]'.") from error
     with tqdm(total=total, desc="measure", unit="run") as bar:
         yield bar.update
+
+
+class Entry:
+    """One row of a result, which shows itself in one line, and in a notebook as a table."""
+
+    __slots__ = ()
+
+    @property
+    def row(self) -> Mapping[str, Any]:
+        """Give a flat, JSON-ready dict."""
+        raise NotImplementedError
+
+    def _brief(self) -> dict[str, str]:
+        known = ((key, value) for key, value in self.row.items() if value is not None and value != "")
+        # A mean of 3e-17 is 0; a variance or a gradient of 3e-17 is not.
+        return {
+            key: number(value, beside=1.0 if key.endswith("mean") else 0.0) if isinstance(value, float) else str(value)
+            for key, value in known
+        }
+
+    def __repr__(self) -> str:
+        name, *rest = self._brief().items()
+        return f"<{type(self).__name__} {name[1]}: {', '.join(f'{key} {value}' for key, value in rest)}>"
+
+    def _repr_html_(self) -> str:
+        return html_table((type(self).__name__, "value"), self._brief().items())
 
 
 class Tabular:

@@ -32,10 +32,11 @@ def test_a_plan_reads_like_a_table_of_80_columns() -> None:
         "sphere weights, mode forward: 2 weights, 0 left alone\n"
         "inputs: standard (mean 0, std 1), as the example is constant\n"
         "weight      fan-in       E x      E x²     scale  signal   noise\n"
-        "0.weight        27         0         1         1    100%      0%\n"
+        "0.weight        27         0         1         1   100 %     0 %\n"
         "  conv2d 8x3x3x3 after input\n"
-        "5.weight         8    0.3989         1         1     34%     50%\n"
+        "5.weight         8    0.3989         1         1    34 %    50 %\n"
         "  linear 4x8 after relu → dropout 0.5 → maxpool 2x2\n"
+        "of E z²: what tells examples apart (signal), and what dropout masks add (noise)\n"
         "chi 1.000 a layer over 1 layer without a norm: deviations do not grow"
     )
     long = nn.Sequential()

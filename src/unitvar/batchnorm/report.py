@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 import torch
 from torch import Tensor
 
-from unitvar.shown import WIDTH, Tabular, counted, html_table, notes, number
+from unitvar.shown import WIDTH, Entry, Tabular, counted, html_table, notes, number, text_table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -20,8 +20,8 @@ COLUMNS = ("values", "old var", "new var", "new/old", "shift", "s.e.")
 NUMBER = 9  # characters a column, and the space before it
 
 
-@dataclass(frozen=True, eq=False)
-class BatchNormChange:
+@dataclass(frozen=True, eq=False, repr=False)
+class BatchNormChange(Entry):
     """Hold the statistics of one BatchNorm before and after, one value a channel, on the CPU.
 
     ``standard_error`` is that of the new variance as a share of it, estimated from the spread between batches; NaN
@@ -116,15 +116,8 @@ class BatchNormReport(Tabular):
         return [f"warning: {remark}", *kept] if remark else kept
 
     def __str__(self) -> str:
-        rows = self.rows
-        room = WIDTH - NUMBER * len(COLUMNS)
-        wide = min(room, max([len("layer"), *(len(str(row["layer"])) for row in rows)]))
-        lines = [self._headline, "layer".ljust(wide) + "".join(head.rjust(NUMBER) for head in COLUMNS)]
-        for row in rows:
-            *above, name = textwrap.wrap(str(row["layer"]), WIDTH, break_on_hyphens=False) or [""]
-            if len(name) > wide:  # too long to stand beside its numbers: it stands above them
-                above, name = [*above, name], ""
-            lines += [*above, name.ljust(wide) + "".join(cell.rjust(NUMBER) for cell in _cells(row))]
+        rows = [(str(row["layer"]), _cells(row)) for row in self.rows]
+        lines = [self._headline, *text_table("layer", [(head, NUMBER) for head in COLUMNS], rows)]
         for line in self._below:
             lines += textwrap.wrap(line, WIDTH, subsequent_indent="  ")
         return "\n".join(lines)

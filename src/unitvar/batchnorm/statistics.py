@@ -17,9 +17,10 @@ from unitvar.batchnorm.moments import Moments, Spread
 from unitvar.batchnorm.report import BatchNormChange, BatchNormReport, named, names
 from unitvar.running.modules import inner
 from unitvar.running.undo import Undo
-from unitvar.shown import Tabular, counted, html_table, notes, number
+from unitvar.shown import Tabular, counted, html_table, notes, number, text_table
 
 Row = dict[str, str | int | float]
+COLUMNS = ("channels", "values", "mean", "variance")
 UNITS = ("values", "examples")
 
 
@@ -120,13 +121,20 @@ class BatchNormStatistics(Tabular):
     def __repr__(self) -> str:
         return f"<BatchNormStatistics: {self._headline}>"
 
+    def __str__(self) -> str:
+        columns = [(head, 10) for head in COLUMNS]
+        return "\n".join([self._headline, *text_table("layer", columns, self._cells)])
+
     def _repr_html_(self) -> str:
-        rows = [
-            (str(row["layer"]), str(row["channels"]), str(row["values"]), number(float(row["mean"])),
-             number(float(row["var"])))
-            for row in self.rows
-        ]  # fmt: skip
-        return notes(self._headline) + html_table(("layer", "channels", "values", "mean", "variance"), rows)
+        return notes(self._headline) + html_table(("layer", *COLUMNS), [(name, *cells) for name, cells in self._cells])
+
+    @property
+    def _cells(self) -> list[tuple[str, tuple[str, ...]]]:
+        return [
+            (x.name, (str(len(x.mean)), str(x.values), number(float(x.mean.mean()), beside=spread), number(spread**2)))
+            for x in self.layers
+            for spread in [float(x.var.mean()) ** 0.5]
+        ]
 
     def merge(self, *others: BatchNormStatistics) -> BatchNormStatistics:
         """Pool statistics of several data sets: shards, sites or federated clients.
@@ -250,27 +258,11 @@ class BatchNormStatistics(Tabular):
         return found
 
 
-def holds(model: nn.Module, report: BatchNormReport) -> bool:
-    """Return True if every layer has, bit for bit, what a report says was stored."""
-    modules = dict(inner(model).named_modules())
-    held = ((running(modules[change.name]), (change.new_mean, change.new_var)) for change in report)
-    return all(torch.equal(have.cpu(), new) for pair in held for have, new in zip(*pair, strict=True))
-
-
 def keep(undo: Undo, statistics: BatchNormStatistics, model: nn.Module) -> None:
     """Have an Undo put the running statistics of a model's layers back to what they are now."""
     for module in statistics._norms(model).values():
         mean, var = running(module)
         undo.add(partial(write, module, mean.clone(), var.clone()))
-
-
-def put_back(model: nn.Module, report: BatchNormReport) -> None:
-    """Set the running statistics to what they were before a report."""
-    modules = dict(inner(model).named_modules())
-    for change in report:
-        module = modules[change.name]
-        assert isinstance(module, AnyBatchNorm)
-        write(module, change.old_mean, change.old_var)
 
 
 def _merged(one: BatchNormStatistics, two: BatchNormStatistics) -> BatchNormStatistics:

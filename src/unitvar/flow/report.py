@@ -16,7 +16,7 @@ from unitvar.flow.tally import Layer, labelled
 from unitvar.flow.verdict import level, verdict
 from unitvar.flow.writing import scalars, writing
 from unitvar.moments.shares import Shares
-from unitvar.shown import Tabular, counted, frame
+from unitvar.shown import Entry, Tabular, counted, frame
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -26,7 +26,7 @@ __all__ = ["LayerFlow", "NormGap", "VarianceReport"]
 Row = dict[str, str | int | float | None]
 
 
-class _Record:
+class _Record(Entry):
     """One use of a weight or of a norm."""
 
     __slots__: tuple[str, ...] = ()
@@ -44,7 +44,7 @@ class _Record:
         return {name: _json(getattr(self, name)) for name in self.__slots__}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class LayerFlow(_Record):
     """What one use of a weight gives, and what comes back to it.
 
@@ -97,7 +97,7 @@ class LayerFlow(_Record):
         return LayerFlow(layer.name, layer.use, layer.op, size, *means, layer.dead, *told, *split)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class NormGap(_Record):
     """What dropout does to what reaches a batch norm.
 
@@ -193,7 +193,8 @@ class VarianceReport(Tabular):
         gradient = verdict("squared gradient norm", labels[::-1], norms[::-1])
         last = self.layers[-1] if self.layers else None
         large = "" if last is None else level(last.label, last.variance, last.predicted_variance)
-        return "; ".join(part for part in (signal, gradient, large) if part)
+        parts = [part for part in (signal, gradient, large) if part]
+        return "; ".join(parts) or f"{counted(len(self), 'weight')}: no depth to judge"
 
     @property
     def healthy(self) -> bool:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-import textwrap
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from unitvar.flow.tally import labelled
-from unitvar.shown import WIDTH, counted, html_table, notes, number, wrapped
+from unitvar.shown import SHARES, counted, html_table, notes, number, text_table, wrapped
 
 if TYPE_CHECKING:
     from unitvar.flow.report import LayerFlow, NormGap, VarianceReport
@@ -19,19 +18,18 @@ _LAYER = (("E z", 10), ("E z²", 9), ("predicted", 10), ("E g²", 9), ("predicte
 _STEPS = (("E z²", 10), ("last", 9), ("E g²", 10), ("last", 9), ("|dW|", 10), ("last", 9))
 _SHARES = (("signal", 10), ("predicted", 10), ("noise", 10), ("predicted", 10))
 _NORM = (("var on", 10), ("var off", 10), ("running", 10), ("on/off", 8), ("predicted", 10))
-_OF_SHARES = "of E z²: what tells examples apart (signal), and what dropout masks add (noise)"
 _SILENT = 1e-3  # a share of noise that rounding makes
 
 
 def text(report: VarianceReport) -> str:
     """Lay a report out."""
     lines = [_headline(report)]
-    lines += _table("weight", _LAYER, [(layer.label, _layer(layer)) for layer in report.layers])
+    lines += text_table("weight", _LAYER, [(layer.label, _layer(layer)) for layer in report.layers])
     if _is_noisy(report):
-        lines += wrapped(_OF_SHARES)
-        lines += _table("weight", _SHARES, [(layer.label, _shares(layer)) for layer in report.layers])
+        lines += wrapped(SHARES)
+        lines += text_table("weight", _SHARES, [(layer.label, _shares(layer)) for layer in report.layers])
     if report.norms:
-        lines += _table("batch norm", _NORM, [(norm.label, _norm(norm)) for norm in report.norms])
+        lines += text_table("batch norm", _NORM, [(norm.label, _norm(norm)) for norm in report.norms])
     for line in _below(report):
         lines += wrapped(line)
     return "\n".join(lines)
@@ -41,13 +39,14 @@ def html(report: VarianceReport) -> str:
     """Lay a report out for a notebook."""
     layers = [(layer.label, *_layer(layer)) for layer in report.layers]
     norms = [(norm.label, *_norm(norm)) for norm in report.norms]
-    made = notes(_headline(report)) + html_table(("weight", *(head for head, _ in _LAYER)), layers)
+    made = notes(report.verdict, bold=True) + notes(_headline(report))
+    made += html_table(("weight", *(head for head, _ in _LAYER)), layers)
     if _is_noisy(report):
         shares = [(layer.label, *_shares(layer)) for layer in report.layers]
-        made += notes(_OF_SHARES) + html_table(("weight", *(head for head, _ in _SHARES)), shares)
+        made += notes(SHARES) + html_table(("weight", *(head for head, _ in _SHARES)), shares)
     if norms:
         made += html_table(("batch norm", *(head for head, _ in _NORM)), norms)
-    return made + notes(*_below(report))
+    return made + notes(*(line for line in _below(report) if line != report.verdict))
 
 
 def _is_noisy(report: VarianceReport) -> bool:
@@ -73,7 +72,7 @@ def _below(report: VarianceReport) -> list[str]:
 def over_steps(rows: Sequence[Mapping[str, Any]], steps: int) -> str:
     """Lay out what became of each weight from the first observed step to the last."""
     lines = wrapped(_observed(rows, steps))
-    return "\n".join(lines + (_table("weight", _STEPS, _ends(rows)) if rows else []))
+    return "\n".join(lines + (text_table("weight", _STEPS, _ends(rows)) if rows else []))
 
 
 def html_over_steps(rows: Sequence[Mapping[str, Any]], steps: int) -> str:
@@ -107,19 +106,6 @@ def _ends(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, tuple[str, ...]]
 def _change(first: Mapping[str, Any], last: Mapping[str, Any]) -> tuple[str, ...]:
     whats = ("variance", "gradient", "weight_gradient_norm")
     return tuple(_short(row[what]) for what in whats for row in (first, last))
-
-
-def _table(head: str, columns: tuple[tuple[str, int], ...], rows: list[tuple[str, tuple[str, ...]]]) -> list[str]:
-    room = WIDTH - sum(width for _, width in columns)
-    wide = max([len(head), *(len(label) for label, _ in rows if len(label) <= room)])
-    lines = [head.ljust(wide) + "".join(name.rjust(width) for name, width in columns)]
-    for label, cells in rows:
-        *above, name = textwrap.wrap(label, WIDTH, break_on_hyphens=False) or [""]
-        if len(name) > wide:  # too long to stand beside its numbers: it stands above them
-            above, name = [*above, name], ""
-        numbers = "".join(cell.rjust(width) for cell, (_, width) in zip(cells, columns, strict=True))
-        lines += [*above, name.ljust(wide) + numbers]
-    return lines
 
 
 def _layer(layer: LayerFlow) -> tuple[str, ...]:

@@ -157,7 +157,7 @@ class Signal:
         return math.sqrt(self.var)
 
     @property
-    def alike(self) -> Correlation:
+    def correlations(self) -> Correlation:
         """Give the correlations; none, where nothing is said."""
         return self.correlation or UNRELATED
 
@@ -169,7 +169,7 @@ class Signal:
 
     def pair(self, kind: str) -> float:
         """Return E x_1 x_2 for a kind of pair: "features", "positions", "neighbours", "examples" or "masks"."""
-        return self.mean**2 + float(getattr(self.alike, kind)) * self.var
+        return self.mean**2 + float(getattr(self.correlations, kind)) * self.var
 
     def along(self, dim: int) -> float:
         """Return E x_1 x_2 for two elements that differ along a dimension only."""
@@ -216,7 +216,7 @@ class Signal:
         if made.var <= 1e-12 * made.second:
             return made.like(correlation=UNRELATED)
         known = {k: float(max(-1.0, min(1.0, (e - made.mean**2) / made.var))) for k, e in pairs.items()}
-        return made.like(correlation=made.alike._replace(**known))
+        return made.like(correlation=made.correlations._replace(**known))
 
     def scaled(self, factor: float, **changes: Any) -> Signal:
         """Multiply the tensor by a number."""
@@ -294,14 +294,14 @@ class Signal:
             return made
         # An element is what its window shares and what is its own. Of two maxima the first part, which is all that two
         # neighbours have in common, makes the correlation `whole`; a pair of another kind has a part of each.
-        near = max(0.0, getattr(self.alike, kind))
+        near = max(0.0, getattr(self.correlations, kind))
         whole = min(1.0, max(0.0, (cross - first**2) / made.var)) if rho > 1e-6 and near > 1e-6 else 0.0
-        alike = {}
-        for k, c in self.alike._asdict().items():
+        correlation = {}
+        for k, c in self.correlations._asdict().items():
             common = min(near, c) if c > 0 else 0.0
             own = (c - common) / (1 - near) if near < 1 else 0.0
-            alike[k] = max(-1.0, min(1.0, (whole * common / near if near > 1e-6 else 0.0) + (1 - whole) * own))
-        return made.like(correlation=Correlation(**alike))
+            correlation[k] = max(-1.0, min(1.0, (whole * common / near if near > 1e-6 else 0.0) + (1 - whole) * own))
+        return made.like(correlation=Correlation(**correlation))
 
     @property
     def field(self) -> Field:
@@ -312,7 +312,7 @@ class Signal:
             return constant(self.mean if math.isfinite(self.mean) else 0.0)
         origin = self.origin or Origin()
         if origin.axis is None:
-            origin.axis = gaussian(self.mean, self.std, self.alike, origin)
+            origin.axis = gaussian(self.mean, self.std, self.correlations, origin)
         return Field(origin.axis.nodes, (), origin.axis)
 
     @property

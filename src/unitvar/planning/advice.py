@@ -7,19 +7,15 @@ from collections.abc import Collection, Iterator, Sequence
 
 from unitvar.planning.layers import LayerPlan
 from unitvar.planning.records import Solved
+from unitvar.shown import percent
 
-__all__ = ["advice", "percent"]
+__all__ = ["advice"]
 
 LITTLE = 0.03  # of E z²: the examples' share below which depth has used it up …
 FEW = 0.1  # … if it is less than this part of the masks' share
 MOSTLY = 0.5  # the masks' share above which gain=0.5 was tried: three MLPs with AdamW, docs/when-does-it-help.md
 SHIFTED = 1.1  # variance at a batch norm with dropout on over that with dropout off, or its inverse
 LARGE = 10.0  # E z² of an output
-
-
-def percent(share: float) -> str:
-    """Write a share as a percentage of at most three digits."""
-    return f"{share:.0%}" if share >= 0.0995 or share == 0 else f"{share:.1%}" if share >= 5e-4 else "<0.1%"
 
 
 def advice(layers: Sequence[LayerPlan], solved: Solved, embedded: Collection[str]) -> Iterator[str]:
@@ -33,9 +29,10 @@ def advice(layers: Sequence[LayerPlan], solved: Solved, embedded: Collection[str
     if drowned:
         first, last = drowned[0], drowned[-1]
         yield (
-            f"from {first.name} on, less than {LITTLE:.0%} of E z² tells examples apart ({percent(last.signal)} at "
-            f"{last.name}), and {percent(last.noise)} is the noise of dropout masks: use less dropout, or add skip "
-            "connections or norms" + ("; with AdamW, try gain=0.5" if last.noise > MOSTLY else "")
+            f"from {first.name} on, less than {100 * LITTLE:g} % of E z² tells examples apart "
+            f"({percent(last.signal)} at {last.name}), and {percent(last.noise)} is the noise of dropout masks: use "
+            "less dropout, or add skip connections or norms"
+            + ("; with AdamW, try gain=0.5" if last.noise > MOSTLY else "")
         )
     if solved.shifts:
         (name, _), shift = max(solved.shifts.items(), key=lambda item: abs(math.log(item[1])))

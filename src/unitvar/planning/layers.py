@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import nn
 
-from unitvar.shown import Tabular
+from unitvar.shown import Entry, Tabular
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -38,8 +38,8 @@ class Layout:
     zero: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class LayerPlan:
+@dataclass(frozen=True, slots=True, repr=False)
+class LayerPlan(Entry):
     """The plan for one weight.
 
     Attributes:
@@ -55,7 +55,8 @@ class LayerPlan:
         predicted: E z² of what leaves it.
         biases: names of the biases that become zero with it.
         note: what its scale could not do; empty, mostly.
-        branch: of the last weight of a residual branch, ``"branch 3 of 12 in 'blocks'"``.
+        branch: of the last weight of a residual branch, ``"branch 3 of 12 in 'blocks'"``; of the others of a damped one,
+            ``"inside branch 3 of 12 in 'blocks'"``.
         signal: the share of E z² that differs from example to example and not from mask to mask.
         noise: the share of E z² that differs from mask to mask. The rest is common to all examples.
     """

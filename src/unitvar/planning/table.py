@@ -7,8 +7,7 @@ import textwrap
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from unitvar.planning.advice import percent
-from unitvar.shown import WIDTH, counted, html_table, notes, number
+from unitvar.shown import SHARES, WIDTH, counted, html_table, notes, number, percent
 
 if TYPE_CHECKING:
     from unitvar.planning.layers import LayerPlan, Plan
@@ -34,6 +33,7 @@ def text(plan: Plan) -> str:
     lines.append("weight".ljust(wide) + heads + ("".join(head.rjust(_NARROW) for head in _SHARES) if noisy else ""))
     for layer in plan.layers:
         lines += _layer(layer, wide, noisy)
+    lines += [SHARES] if noisy else []
     for line in left_alone(plan.skipped):
         lines += textwrap.wrap(line, WIDTH, subsequent_indent="  ", break_on_hyphens=False)
     for line in (*_unsupported(plan), _stability(plan), *plan.advice):
@@ -61,7 +61,7 @@ def html(plan: Plan) -> str:
          *(_shares(layer) if noisy else ()))
         for layer in plan.layers
     ]  # fmt: skip
-    below = [*left_alone(plan.skipped), *_unsupported(plan), _stability(plan), *plan.advice]
+    below = [SHARES if noisy else "", *left_alone(plan.skipped), *_unsupported(plan), _stability(plan), *plan.advice]
     above = f"inputs: {plan.inputs}" if plan.inputs else ""
     return notes(headline(plan), above) + html_table(columns, rows, words=4) + notes(*below)
 
