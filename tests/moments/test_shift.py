@@ -16,16 +16,48 @@ def test_a_dropout_directly_before_has_the_published_ratio(dropout: float, mean:
     assert 1 / plan.shifts["1"] == pytest.approx(v / ((mean**2 + v) / keep - mean**2), rel=1e-6)
 
 
-def test_a_weight_between_shrinks_the_shift_by_what_its_terms_share() -> None:
-    """Li et al.: with a weight between, Δ goes back to one as the inputs of the weight share more of their variance.
+def published(d: float, keep: float, c: float, v: float, rho: float) -> float:
+    """Li et al. (2019) with a weight between, from d inputs of mean c, variance v, correlation rho, all weighted alike.
 
-    z = Σ w_i m_i x_i / p. Over weights of zero mean, var z per example is s² E x² / p with masks and, since the means
-    of the x_i are the same for all examples, s² var x without them.
+    Masks are independent, so the inputs' covariance rho v is the same with dropout on and off.
     """
-    net = nn.Sequential(nn.Dropout(0.5), nn.Linear(64, 64), nn.BatchNorm1d(64))
+    return v * (1 + rho * (d - 1)) / ((c**2 + v) / keep - c**2 + rho * v * (d - 1))
+
+
+@pytest.mark.parametrize("width", [1, 8, 64])
+def test_random_weights_between_leave_the_ratio_as_it_is_at_any_width(width: int) -> None:
+    """Weights of zero mean: their products cancel, so neither the correlation of inputs nor their number counts."""
+    net = nn.Sequential(nn.Dropout(0.5), nn.Linear(width, 64), nn.BatchNorm1d(64))
     for mean in (0.0, 0.5, 1.0):
-        shift = unitvar.plan(net, torch.zeros(4, 64), inputs=(mean, 1.0)).shifts["2"]
-        assert shift == pytest.approx((2 * (1 + mean**2) - mean**2) / 1.0, rel=1e-6)
+        shift = unitvar.plan(net, torch.zeros(4, width), inputs=(mean, 1.0)).shifts["2"]
+        assert 1 / shift == pytest.approx(published(1, 0.5, mean, 1.0, rho=0.0), rel=1e-6)
+
+
+class Mean(nn.Module):
+    """The mean over d units that share a part of what they are: weights that are all the same."""
+
+    def __init__(self, dropout: float) -> None:
+        super().__init__()
+        self.drop, self.norm = nn.Dropout(dropout), nn.BatchNorm1d(8)
+
+    def forward(self, shared: Tensor, own: Tensor) -> Tensor:
+        return self.norm(self.drop(shared.unsqueeze(2) + own).mean(2))
+
+
+@pytest.mark.parametrize("dropout", [0.1, 0.5])
+@pytest.mark.parametrize(("c", "v", "rho"), [(0.0, 1.25, 0.8), (0.5, 2.0, 0.5), (1.0, 1.25, 0.2), (1.0, 1.0, 0.0)])
+def test_the_wider_the_sum_of_correlated_units_the_smaller_the_shift(
+    dropout: float, c: float, v: float, rho: float
+) -> None:
+    found = []
+    for d in (1, 4, 64, 1024):
+        inputs = [(c, (rho * v) ** 0.5), (0.0, ((1 - rho) * v) ** 0.5)]
+        plan = unitvar.plan(Mean(dropout), (torch.zeros(4, 8), torch.zeros(4, 8, d)), inputs=inputs)
+        found.append(1 / plan.shifts["norm"])
+        assert found[-1] == pytest.approx(published(d, 1 - dropout, c, v, rho), rel=1e-6)
+    if rho:
+        assert found == sorted(found)
+        assert found[-1] == pytest.approx(1, abs=0.02)
 
 
 class ByHand(nn.Module):
