@@ -144,7 +144,7 @@ class Merging:
     out: Path = record.OUT
     """Folder for merging.json and one file for each trial."""
 
-    seeds: int = 5
+    seeds: int = 10
     """Trials: a DenseNet and two MLPs each."""
 
     epochs: int = 30

@@ -66,7 +66,7 @@ class Placement:
     out: Path = record.OUT
     """Folder for placement.json, placement.png and one file for each trial."""
 
-    seeds: int = 5
+    seeds: int = 10
     """Networks of each kind."""
 
     epochs: int = 20

@@ -125,7 +125,7 @@ class Shift:
     out: Path = record.OUT
     """Folder for shift.json, shift.png and one file for each network."""
 
-    seeds: int = 3
+    seeds: int = 5
     """Networks."""
 
     images: int = 10_000
