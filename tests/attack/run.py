@@ -20,6 +20,7 @@ from tests.attack.models import module_database, odd_models, shaped_models
 from tests.attack.peers import peers
 from tests.attack.ranks import ranks
 from tests.attack.scale import scales
+from tests.attack.threads import threads
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "attack.json"
 
@@ -47,6 +48,7 @@ ATTACKS: dict[str, Callable[[int], Iterable[Case]]] = {
     "torch's database of modules": lambda step: module_database(),
     "peers' own cases for BatchNorm": lambda step: peers(),
     "odd loaders": lambda step: odd_loaders(),
+    "two threads at once": lambda step: threads(),
     "processes": lambda step: ranks(),
     "files": lambda step: files(),
     "scale": lambda step: scales(),

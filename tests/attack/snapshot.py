@@ -16,7 +16,7 @@ from unitvar import _torch
 from unitvar.flow.meter import is_measuring
 from unitvar.running.randomness import RandomState, owned_generators
 
-__all__ = ["differences", "snapshot"]
+__all__ = ["differences", "process_state", "snapshot"]
 
 
 def snapshot(model: nn.Module) -> dict[str, object]:
@@ -88,10 +88,13 @@ def _bits(tensor: Tensor) -> object:
 
 def _of_process(model: nn.Module) -> dict[str, Any]:
     state = RandomState.read(owned_generators(model))
+    numbers = bytes(state.torch_cpu.numpy()), state.python, _plain(state.numpy), [_plain(s) for _, s in state.owned]
+    return {"random state": numbers, **process_state()}
+
+
+def process_state() -> dict[str, object]:
+    """Read what belongs to the process or the thread, but for random numbers."""
     return {
-        "random state": (
-            bytes(state.torch_cpu.numpy()), state.python, _plain(state.numpy), [_plain(s) for _, s in state.owned]
-        ),
         "gradients on": torch.is_grad_enabled(),
         "inference mode": torch.is_inference_mode_enabled(),
         "dispatch modes": _len_torch_dispatch_stack(),

@@ -2,6 +2,7 @@
 
 import copy
 import random
+from collections.abc import Iterator
 
 import numpy as np
 import numpy.random
@@ -293,3 +294,25 @@ def test_statistics_that_a_buffer_cannot_hold_are_an_error_that_changes_nothing(
     with pytest.raises(ValueError, match=r"BatchNorm '0' keeps its statistics as torch\.float16, which cannot hold"):
         unitvar.reestimate_bn_(model, [1000 * batch.half() for batch in DATA])
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_random_numbers_that_are_first_drawn_in_a_later_pass_do_no_harm() -> None:
+    """As when another thread draws: a pass of method="sequential" that ends at its layer has no output to compare."""
+    torch.manual_seed(0)
+    model, alone = (nn.Sequential(nn.BatchNorm1d(3), nn.Tanh(), nn.BatchNorm1d(3)) for _ in range(2))
+    data, passes = list(torch.randn(4, 8, 3)), [0]
+
+    class Drawing:
+        def __iter__(self) -> Iterator[torch.Tensor]:
+            passes[0] += 1
+            return iter(data)
+
+    def draw(*_: object) -> None:
+        if passes[0] > 1:
+            torch.rand(1)
+
+    model[0].register_forward_hook(draw)
+    unitvar.reestimate_bn_(model, Drawing(), method="sequential")
+    unitvar.reestimate_bn_(alone, data, method="sequential")
+    assert passes == [2]
+    assert torch.equal(model[2].running_var, alone[2].running_var)
