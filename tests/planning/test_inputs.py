@@ -187,3 +187,59 @@ def test_a_dtype_that_the_model_converts_is_welcome() -> None:
 def test_measured_needs_numbers() -> None:
     with pytest.raises(ValueError, match=r"inputs='measured' needs numbers, but the example is on the meta device"):
         unitvar.plan(mlp().to("meta"), torch.empty(4, 32, device="meta"), inputs="measured")
+
+
+RUNS: list[str] = []  # not an attribute of the model, which is restored
+
+
+class Reader(nn.Module):
+    """Look tokens and positions up, each in a way of its own."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how = how
+        self.embed, self.head = nn.Embedding(50, 8), nn.Linear(8, 5)
+        if "places" in how:
+            self.places = nn.Embedding(6, 8)
+        self.register_buffer("table", torch.randn(6, 8))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        RUNS.append(self.how)
+        length = torch.arange(tokens.shape[1])
+        x = self.embed(tokens + 1 if self.how == "shifted" else tokens.clamp(max=49))
+        if self.how == "places":
+            x = x + self.places(length)
+        if self.how == "later places":
+            x = x + self.places((tokens >= 0).long().cumsum(1) - 1)
+        if self.how == "buffer":
+            x = x + self.table[length]
+        if self.how == "gathered":
+            x = x + self.table.gather(0, tokens[0, :, None].expand(-1, 8))
+        logits = self.head(x)
+        return nn.functional.cross_entropy(logits.mT, tokens) if self.how == "targets" else logits
+
+
+TOO_FAR: dict[str, tuple[Tensor, Tensor, type[Exception], str]] = {
+    "shifted": (torch.full((2, 4), 48), torch.full((2, 4), 49), ValueError, "'embed' has 50 rows, and the example's l"),
+    "places": (torch.ones(2, 6).long(), torch.ones(2, 7).long(), ValueError, "table: 'places' has 6 rows, 'embed' has"),
+    "later places": (torch.ones(2, 6).long(), torch.ones(2, 7).long(), ValueError, "'places' has 6 rows"),
+    "buffer": (torch.ones(2, 6).long(), torch.ones(2, 7).long(), IndexError, "index 6 is out of bounds"),
+    "gathered": (torch.full((2, 4), 5), torch.full((2, 4), 6), RuntimeError, "index 6 is out of bounds"),
+    "targets": (torch.full((2, 4), 4), torch.full((2, 4), 5), IndexError, "Target 5 is out of bounds"),
+}
+
+
+@pytest.mark.parametrize("how", TOO_FAR)
+def test_an_index_past_the_end_is_refused_before_anything_is_planned(how: str) -> None:
+    """Stand-ins have no numbers, so a run on them takes any index; what fits costs no second run."""
+    good, bad, kind, message = TOO_FAR[how]
+    model = Reader(how)
+    RUNS.clear()
+    assert unitvar.plan(model, good).layers[-1].name == "head.weight"
+    assert len(RUNS) == 1
+    before = state_of(model)
+    with pytest.raises(kind, match=message):
+        unitvar.initialize_(model, bad)
+    assert same(before, model.state_dict())
+    with pytest.raises(kind, match=message):
+        unitvar.measure(model, bad)

@@ -97,6 +97,9 @@ def explained(error: Exception, example: Any, model: nn.Module) -> Exception:
     remedy = _other_dtype(error, tensors, model)
     if remedy:
         return _clearer(f"The model cannot run on the example, {told}: {error}. {remedy}", error)
+    if isinstance(error, IndexError) and "index out of range in self" in str(error):  # as an embedding says it
+        remedy = _tables(tensors, model)
+        return _clearer(f"The model cannot run on the example, {told}: {error}. {remedy}", error, ValueError)
     if told:
         error.add_note(f"The model was run on the example: {told}. Pass a batch that model(batch) takes.")
     return error
@@ -115,7 +118,19 @@ def _other_dtype(error: Exception, tensors: list[Tensor], model: nn.Module) -> s
     return ""
 
 
-def _clearer(said: str, error: Exception) -> TypeError:
-    clearer = TypeError(said)
+def _tables(tensors: list[Tensor], model: nn.Module) -> str:
+    """Say how many rows the embeddings of a model have, the shortest first, beside what the example may look up."""
+    rows = {name: m.num_embeddings for name, m in model.named_modules() if isinstance(m, nn.Embedding)}
+    if not rows:
+        return "An index is past the end of a table."
+    shortest = sorted(rows, key=lambda name: rows[name])[:3]
+    told = ", ".join(f"{name or 'the model'!r} has {rows[name]} rows" for name in shortest)
+    whole = [t for t in tensors if not t.is_floating_point() and not t.is_complex() and t.numel()]
+    largest = f", and the example's largest number is {max(int(t.max()) for t in whole)}" if whole else ""
+    return f"An index is past the end of a table: {told}{largest}."
+
+
+def _clearer(said: str, error: Exception, kind: type[Exception] = TypeError) -> Exception:
+    clearer = kind(said)
     clearer.__cause__ = error
     return clearer
