@@ -157,6 +157,29 @@ def test_noise_that_elements_share_is_exact_through_the_next_linear_op(
     assert var_errors.max() < 5
 
 
+CHANNELS: dict[str, Callable[[], nn.Module]] = {
+    "pooled": lambda: nn.Sequential(nn.Conv2d(6, 8, 3), nn.AdaptiveAvgPool2d(1)),
+    "twice": lambda: nn.Sequential(nn.Conv2d(6, 8, 3), nn.Conv2d(8, 4, 3)),
+    "rectified": lambda: nn.Sequential(nn.Conv2d(6, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3)),
+    "transposed": lambda: nn.Sequential(nn.ConvTranspose2d(6, 8, 2, 2, groups=2), nn.AdaptiveAvgPool2d(1)),
+    "normalised": lambda: nn.Sequential(nn.GroupNorm(2, 6), nn.AdaptiveAvgPool2d(1)),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), [*((name, "image") for name in CHANNELS), ("twice", "noise"), ("rectified", "noise")]
+)
+def test_dropped_channels_within_a_factor_of_two_later_on(name: str, kind: str) -> None:
+    """Positions share the noise of dropped channels, with its sign: as a whole they are off tenfold and more."""
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Dropout2d(0.3), CHANNELS[name]())
+    x = torch.randn(3, 6, 8, 8) if kind == "noise" else torch.rand(3, 6, 8, 8) + 0.5
+    with torch.no_grad():
+        found, samples = unitvar.expect(model, x), runs(model, x, 1000)
+    assert 0.5 < found.var.mean() / samples.var(0).mean() < 2
+    assert (found.mean - samples.mean(0)).square().mean() < 0.02 * samples.var(0).mean()
+
+
 def test_a_residual_stream_with_drop_path_within_a_tenth() -> None:
     torch.manual_seed(0)
     blocks = [

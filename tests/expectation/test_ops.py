@@ -1,5 +1,6 @@
 """Single ops after dropout, against brute force; and what they say of themselves."""
 
+import itertools
 from collections.abc import Callable
 
 import pytest
@@ -88,9 +89,10 @@ def test_dropout_just_before_an_activation_is_a_mixture() -> None:
     x = torch.randn(50, 8, dtype=torch.float64)
     norm = nn.BatchNorm1d(8).double().eval()
     norm.running_mean.normal_()
-    for f in (torch.relu, torch.tanh, F.elu, F.gelu, lambda z: z * torch.sigmoid(3 * z)):
+    functions = (torch.relu, torch.tanh, F.elu, F.gelu, lambda z: z * torch.sigmoid(3 * z))
+    for f, drop in itertools.product(functions, (nn.Dropout(0.4), nn.Dropout1d(0.4))):
         for between in (nn.Identity(), norm):
-            model = nn.Sequential(nn.Dropout(0.4), between, _Function(f)).eval()
+            model = nn.Sequential(drop, between, _Function(f)).eval()
             found = unitvar.expect(model, x)
             kept, dropped = f(between(x / 0.6)), f(between(torch.zeros_like(x)))
             mean = 0.6 * kept + 0.4 * dropped

@@ -59,9 +59,29 @@ def mul(op: Any, x: Any, y: Any) -> Uncertain:
 
 
 def product(x: Uncertain, y: Uncertain) -> Uncertain:
-    """Multiply two tensors as if they were independent."""
+    """Multiply two tensors: exact if they are independent, or if all that they share is a common noise."""
     a, b = wide(x.mean), wide(y.mean)
-    return Uncertain(x.mean * y.mean, x.var * (b.square() + y.var) + a.square() * y.var)
+    mean, var = x.mean * y.mean, x.var * (b.square() + y.var) + a.square() * y.var
+    if x.mean.shape != y.mean.shape:
+        return Uncertain(mean, var)
+    p, q = x.common, y.common
+    if p is not None and q is not None and p.key == q.key and p.block == q.block:
+        together = p.size * q.size
+        var = (var + together * (2 * a * b + together)).clamp_min(0)
+        common = _bounded(Common(p.size * b + q.size * a, p.block, p.key), var)
+        return Uncertain((a * b + together).to(mean.dtype), var, common)
+    return Uncertain(mean, var, _newest([c._replace(size=c.size * f) for c, f in ((p, b), (q, a)) if c is not None]))
+
+
+def _bounded(common: Common, var: Tensor) -> Common:
+    """Let what is common be no more than all there is."""
+    size = common.size
+    return common._replace(size=torch.where(size.square() > var, size.sign() * var.sqrt(), size))
+
+
+def _newest(commons: list[Common]) -> Common | None:
+    """Of several noises the newest is kept as common; the others stay in the variance."""
+    return max(commons, key=lambda c: c.key, default=None)
 
 
 @register(
@@ -115,12 +135,8 @@ def _sum(x: Uncertain, y: Uncertain, first: float, second: float, keys: tuple[in
     if a is not None and b is not None and a.key == b.key and a.block == b.block:
         var = (var + 2 * first * second * a.size * b.size).clamp_min(0)
         return Uncertain(mean, var, Common(first * a.size + second * b.size, a.block, a.key))
-    # Of two noises the newer one is kept as common; the other stays in the variance.
     scaled = [c._replace(size=s * c.size) for c, s in ((a, first), (b, second)) if c is not None]
-    newest = None
-    for c in scaled:
-        newest = c if newest is None or c.key > newest.key else newest
-    return Uncertain(mean, var, newest)
+    return Uncertain(mean, var, _newest(scaled))
 
 
 def _united(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from unitvar.expectation.ops.linear import spans_examples
@@ -24,7 +25,7 @@ def convolution(
 ) -> Uncertain:  # fmt: skip
     """Convolve: exact for independent elements, and for channels or examples that dropout left or took as a whole.
 
-    What dropped channels make of an output channel is taken as common to its positions from then on.
+    Of what dropped channels make of an output channel, its positions share from then on what a mean over them would.
     """
     mean, matrix = op(x.mean, weight, bias, *rest), wide(weight)
     if x.common is None:
@@ -40,26 +41,44 @@ def convolution(
         return Uncertain(mean, var, Common(size, block, common.key))
     if common.block == channel:
         var = op(x.rest, matrix.square(), None, *rest)
-        square = _channels(op, common.size, matrix, rest, groups)
-        return Uncertain(mean, var + square, Common(square.sqrt(), math.prod(mean.shape[2:]), key))
+        square, size = _channels(op, common.size, matrix, rest, groups)
+        return Uncertain(mean, var + square, Common(size, math.prod(mean.shape[2:]), key))
     return Uncertain(mean, op(x.var, matrix.square(), None, *rest))
 
 
-def _channels(op: Any, size: Tensor, weight: Tensor, rest: tuple[Any, ...], groups: int) -> Tensor:
-    """Convolve each channel by itself and add the squares; a grouped convolution of all at once takes far longer.
+def _channels(
+    op: Any, size: Tensor, weight: Tensor, rest: tuple[Any, ...], groups: int
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Convolve each channel by itself; return the variance that all make, and the part that positions share.
 
-    One channel of each group is taken at a time: no output sees two of them.
+    Output position p gets Σ_c a_c(p) u_c with one u_c a channel. One number cannot stand for all u_c: what is kept is
+    Σ_c w_c u_c with the w_c of a mean over positions, to which p is Σ_c a_c(p) w_c / |w|. One channel of each group is
+    taken at a time, since no output sees two of them; a grouped convolution of all at once takes far longer.
     """
     o = arithmetic(size, weight)
-    each = size.shape[1] // groups
-    transposed = _transposed(op, rest)
+    each, transposed = size.shape[1] // groups, _transposed(op, rest)
+    positions = tuple(range(2, size.dim()))
+    kernels = [weight[i::each] if transposed else weight[:, i : i + 1] for i in range(each)]
+    level = size.mean(positions)  # the mean of a convolution is that of its input times the sum of its kernel
+    out = weight.shape[1] * groups if transposed else weight.shape[0]
+    means = torch.stack(
+        [
+            level[:, i::each].repeat_interleave(out // groups, 1)
+            * kernel.sum(tuple(range(2, kernel.dim()))).reshape(-1)
+            for i, kernel in enumerate(kernels)
+        ]
+    )
+    length = means.square().sum(0).sqrt().clamp_min(torch.finfo(means.dtype).tiny)
+    share = (means / length).reshape(*means.shape, *(1 for _ in positions))
     total: Tensor | None = None
-    for i in range(each):
-        kernel = weight[i::each] if transposed else weight[:, i : i + 1]
+    shared: Tensor | None = None
+    for i, kernel in enumerate(kernels):
         made = op(size[:, i::each], kernel, None, *rest)
+        shared = made * share[i] if shared is None else o.addcmul(shared, made, share[i])
         total = made * made if total is None else o.addcmul(total, made, made)
     assert total is not None
-    return total
+    assert shared is not None
+    return total, shared
 
 
 def op_kind(op: Any) -> str:

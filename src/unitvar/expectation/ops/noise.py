@@ -45,11 +45,15 @@ def dropout(
     else:
         out = _dropped(x, p, key)
         if mixture:
-            kept = wide(mean) / (1 - p)
-            out = out._replace(atom=Atom(1 - p, kept, var_of(x) / (1 - p) ** 2, torch.zeros_like(kept)))
+            out = out._replace(atom=_kept_or_zero(x, p))
     if "native" in str(op):  # it hands its mask back, too
         return out, torch.ones_like(mean, dtype=torch.bool)
     return out
+
+
+def _kept_or_zero(x: Any, p: float) -> Atom:
+    kept = wide(mean_of(x)) / (1 - p)
+    return Atom(1 - p, kept, var_of(x) / (1 - p) ** 2, torch.zeros_like(kept))
 
 
 def _dropped(x: Any, p: float, key: int) -> Uncertain:
@@ -67,15 +71,16 @@ def _dropped(x: Any, p: float, key: int) -> Uncertain:
     return Uncertain(x.mean, x.var + gained, x.common, sources, weights=weights)
 
 
-@register("feature_dropout", keyed=True, noise=_active)
+@register("feature_dropout", keyed=True, noise=_active, mixture=True)
 def feature_dropout(
-    op: Any, x: Any, p: float, *rest: Any, keys: tuple[int | None, ...] = (), key: int = 0
+    op: Any, x: Any, p: float, *rest: Any, keys: tuple[int | None, ...] = (), key: int = 0, mixture: bool = False
 ) -> Uncertain:
     """Drop whole channels: exact, and the elements of a channel stay correlated."""
     mean, var = mean_of(x), var_of(x)
     if p >= 1:
         return Uncertain(torch.zeros_like(mean), torch.zeros_like(var))
-    return masked(x, (*mean.shape[:2], *(1 for _ in mean.shape[2:])), 1.0, p / (1 - p), key=key)
+    out = masked(x, (*mean.shape[:2], *(1 for _ in mean.shape[2:])), 1.0, p / (1 - p), key=key)
+    return out._replace(atom=_kept_or_zero(x, p)) if mixture else out
 
 
 def masked(x: Any, drawn: tuple[int, ...], level: float, spread: float, *, key: int = 0) -> Uncertain:

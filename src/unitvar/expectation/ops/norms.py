@@ -11,7 +11,7 @@ from torch import Tensor
 from unitvar.expectation.ops.affine import scaled
 from unitvar.expectation.ops.table import Rule, register
 from unitvar.expectation.reuse import arithmetic
-from unitvar.expectation.uncertain import Common, Uncertain, example_size, wide
+from unitvar.expectation.uncertain import Common, Uncertain, wide
 
 
 def batch_statistics(
@@ -104,9 +104,14 @@ def _affine(x: Uncertain, weight: Any, bias: Any, dtype: torch.dtype) -> Uncerta
     return x._replace(mean=mean.to(dtype))
 
 
-def _blocks_fit(x: Uncertain, features: int) -> Uncertain:
-    """Keep common noise only where whole rows of a norm share it."""
-    return x if x.common is None or x.common.block % features == 0 else x._replace(common=None)
+def _by_row(x: Uncertain, dims: int, eps: float, centred: bool) -> Uncertain:
+    """Normalise rows; where only parts of a row share their noise, as channels do, that share stays what it is."""
+    common, features = x.common, math.prod(x.mean.shape[-dims:])
+    if common is None or common.block % features == 0:
+        return _normalised(x, dims, eps, centred)
+    made = _normalised(Uncertain(x.mean, x.var), dims, eps, centred)
+    ratio = (made.var / x.var.clamp_min(torch.finfo(x.var.dtype).tiny)).sqrt()
+    return made._replace(common=common._replace(size=common.size * ratio))
 
 
 @register("layer_norm", "native_layer_norm", method="first order")
@@ -114,7 +119,7 @@ def layer_norm(
     op: Any, x: Uncertain, shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5, *rest: Any
 ) -> Any:
     """Normalise each row."""
-    made = _normalised(_blocks_fit(x, math.prod(shape)), len(shape), eps, True)
+    made = _by_row(x, len(shape), eps, True)
     made = _affine(made, weight, bias, x.mean.dtype)
     if "native" not in str(op):
         return made
@@ -125,7 +130,7 @@ def layer_norm(
 def rms_norm(op: Any, x: Uncertain, shape: Any, weight: Any = None, eps: float | None = None) -> Any:
     """Divide each row by its root mean square."""
     eps = torch.finfo(x.mean.dtype).eps if eps is None else eps
-    made = _affine(_normalised(_blocks_fit(x, math.prod(shape)), len(shape), eps, False), weight, None, x.mean.dtype)
+    made = _affine(_by_row(x, len(shape), eps, False), weight, None, x.mean.dtype)
     return (made, *op(x.mean, shape, weight, eps)[1:]) if "fused" in str(op) else made
 
 
@@ -161,11 +166,8 @@ def instance_norm(
 def _grouped(x: Uncertain, groups: int, weight: Any, bias: Any, eps: float) -> Uncertain:
     shape = x.mean.shape
     rows = (shape[0], groups, -1)
-    common = x.common
-    if common is not None:
-        fits = common.block == example_size(x.mean)
-        common = common._replace(size=common.size.reshape(rows)) if fits else None
-    flat = _normalised(Uncertain(x.mean.reshape(rows), x.var.reshape(rows), common), 1, eps, True)
+    common = x.common if x.common is None else x.common._replace(size=x.common.size.reshape(rows))
+    flat = _by_row(Uncertain(x.mean.reshape(rows), x.var.reshape(rows), common), 1, eps, True)
     if flat.common is not None:
         common = flat.common._replace(size=flat.common.size.reshape(shape))
     made = Uncertain(flat.mean.reshape(shape), flat.var.reshape(shape), common)
