@@ -64,8 +64,8 @@ def drawn(shape: tuple[int, int], mean: float, structure: tuple[float, float], c
 
 
 def described(shape: tuple[int, int], mean: float, structure: tuple[float, float]) -> Signal:
-    alike = Correlation(features=structure[1]).with_positions(structure[0])
-    return Signal(mean, mean**2 + 1, shape, axes="pf", correlation=alike)
+    correlation = Correlation(features=structure[1]).with_positions(structure[0])
+    return Signal(mean, mean**2 + 1, shape, axes="pf", correlation=correlation)
 
 
 def estimated(y: Tensor) -> dict[str, tuple[float, float]]:
@@ -106,8 +106,8 @@ def test_a_repeated_tensor_shares_what_is_repeated(old: int, new: int, width: in
     n = len(whose)
     if n > 1:
         copies = (same.sum() - n).item() / (n * (n - 1))
-        assert out.alike.positions == pytest.approx(copies + (1 - copies) * rho)
-    assert (out.mean, out.second, out.alike.examples) == (x.mean, x.second, 0.3)
+        assert out.correlations.positions == pytest.approx(copies + (1 - copies) * rho)
+    assert (out.mean, out.second, out.correlations.examples) == (x.mean, x.second, 0.3)
     assert broadcast(out, out.shape, out.axes) is out
 
 
@@ -117,4 +117,4 @@ def test_along_new_dimensions_all_elements_are_the_same(axes: str) -> None:
     x = Signal(0.5, 1.5, shape, axes=axes)
     out = broadcast(x, (4, 5, 6), "bpf")
     for label, kind in (("b", "examples"), ("p", "positions"), ("f", "features")):
-        assert getattr(out.alike, kind) == (0.0 if label in axes else 1.0)
+        assert getattr(out.correlations, kind) == (0.0 if label in axes else 1.0)

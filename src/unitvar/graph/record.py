@@ -29,7 +29,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     is computed on stand-ins without data. Nothing that existed before the run is ever written to in that case.
 
     Args:
-        named: parameters and buffers, by identity.
+        owned: parameters and buffers, by identity.
         path: says which module is running.
         known: whether an op needs no decomposition.
         fake: the mode that makes stand-ins, or None to use real tensors; "meta" for models on the meta device.
@@ -37,23 +37,23 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(
         self,
-        named: dict[int, tuple[Tensor, Value]],
+        owned: dict[int, tuple[Tensor, Value]],
         path: Callable[[], str],
         known: Callable[[Op], bool],
         fake: FakeTensorMode | str | None,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.graph = Graph(real=fake is None)
-        self.graph.parameters = {v.name: v for _, v in named.values() if v.kind == "parameter"}
+        self.graph.parameters = {v.name: v for _, v in owned.values() if v.kind == "parameter"}
         self.path, self.known, self.fake = path, known, fake
         # Tensors are kept alive, so that an id stays theirs.
-        self.bound: dict[int, tuple[Tensor, Value, int]] = {i: (t, v, 0) for i, (t, v) in named.items()}
+        self.bound: dict[int, tuple[Tensor, Value, int]] = {i: (t, v, 0) for i, (t, v) in owned.items()}
         self.stand_ins: dict[int, tuple[Tensor, Tensor]] = {}
         self.writes: dict[int, list[tuple[int, Value, Tensor]]] = {}
         self.real: dict[int, int] = {}  # storage of a stand-in → storage of what it stands for
         self.merged: dict[int, tuple[int, Value]] = {}
         self.clock = 0
-        self.tracker = ParameterTracker((v.name, t) for t, v in named.values() if v.kind == "parameter")
+        self.tracker = ParameterTracker((v.name, t) for t, v in owned.values() if v.kind == "parameter")
 
     def input(self, tensor: Tensor, name: str) -> Tensor:
         """Make a tensor an input of the graph; return what to feed the model instead of it."""
@@ -135,7 +135,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return func(*args, **kwargs)
 
     def _abstract(self, tensor: Tensor) -> bool:
-        """Say whether a tensor has to be replaced or is a stand-in; noise is neither, so that ``.item()`` works."""
+        """Return True for a stand-in and for what needs one; False for noise, so that its ``.item()`` works."""
         if isinstance(tensor, FakeTensor) or tensor.is_meta:
             return True
         entry = self.bound.get(id(tensor))
@@ -250,7 +250,7 @@ def _with_data(arg: Any) -> Any:
 
 
 def _fits(args: tuple[Any, ...]) -> bool:
-    """Say whether a batch norm has as many scales as there are channels; if not, it is run, and raises."""
+    """Return True if a batch norm has a scale for each channel; otherwise it is run, and raises."""
     weight = args[1] if len(args) > 1 else None
     return not isinstance(weight, Tensor) or weight.shape[0] == args[0].shape[1]
 

@@ -73,15 +73,15 @@ def trace(model: nn.Module, example: Any, *, training: bool = True, known: Calla
 def _record(
     model: nn.Module, example: Any, fake: FakeTensorMode | str | None, known: Callable[[Op], bool], training: bool
 ) -> Graph:
-    named: dict[int, tuple[Tensor, Value]] = {}
+    owned: dict[int, tuple[Tensor, Value]] = {}
     for kind, tensors in (("parameter", model.named_parameters()), ("buffer", model.named_buffers())):
         for name, tensor in tensors:
             value = Value(kind, tensor, name=name)
             value.tensor = tensor
-            named[id(tensor)] = tensor, value
+            owned[id(tensor)] = tensor, value
     # Here, not around all attempts: a failed one must not hand stand-ins to the next.
     with attributes_kept(model), plain_kept(model), data_kept(model), modules_tracked(model) as stack:
-        recorder = Recorder(named, lambda: stack[-1], known, fake)
+        recorder = Recorder(owned, lambda: stack[-1], known, fake)
         recorder.graph.training = training
         fed = mapped(example, recorder.input)
         with recorder:

@@ -40,7 +40,7 @@ def broadcast(x: Signal, shape: tuple[int, ...], axes: str) -> Signal:
     if x.shape == shape and x.axes == axes:
         return x
     own = (1,) * (len(shape) - len(x.shape)) + x.shape
-    known = dict(zip(KINDS, x.alike, strict=True))
+    known = dict(zip(KINDS, x.correlations, strict=True))
     was = "?" * (len(shape) - len(x.shape)) + x.axes
     for label, kind in labels.KIND.items():
         dims = [d for d in range(len(shape)) if axes[d] == label and shape[d] > 1]
@@ -52,14 +52,14 @@ def broadcast(x: Signal, shape: tuple[int, ...], axes: str) -> Signal:
         known[kind] = q + (1 - q) * (old if kept else known[kind])
         if label == "p" and dims:
             gone = sum(own[d] == 1 for d in dims) / len(dims)
-            near = x.alike.neighbours if all(was[d] == "p" for d in kept) else old
+            near = x.correlations.neighbours if all(was[d] == "p" for d in kept) else old
             known["neighbours"] = gone + (1 - gone) * near
-    return replace(x, shape=shape, axes=axes, correlation=x.alike._replace(**known), parts=(), sum_of=())
+    return replace(x, shape=shape, axes=axes, correlation=x.correlations._replace(**known), parts=(), sum_of=())
 
 
 def known_of(x: Signal, label: str) -> float:
     """Return the correlation along a dimension of this name."""
-    return 1.0 if label == "c" else float(getattr(x.alike, labels.KIND[label])) if label in labels.KIND else 0.0
+    return 1.0 if label == "c" else float(getattr(x.correlations, labels.KIND[label])) if label in labels.KIND else 0.0
 
 
 def added(a: Signal, b: Signal, shape: tuple[int, ...], *, axes: str = "") -> Signal:
@@ -161,7 +161,7 @@ def contracted(
 
 def _is_weight(x: Signal) -> bool:
     """Return True for what is the same at all positions and in all examples, and has no level of its own."""
-    return bool(min(x.alike.positions, x.alike.examples) == 1.0 and x.mean == 0)
+    return bool(min(x.correlations.positions, x.correlations.examples) == 1.0 and x.mean == 0)
 
 
 def _subsets(n: int) -> list[tuple[int, ...]]:

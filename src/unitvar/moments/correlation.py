@@ -1,4 +1,4 @@
-"""How alike two elements of a tensor are: five kinds of pairs."""
+"""Correlations of two elements of a tensor, for five kinds of pairs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Correlation(NamedTuple):
     masks: float = 0.0
 
     def with_positions(self, positions: float, neighbours: float | None = None) -> Correlation:
-        """Return a copy with other positions; neighbours are like any two unless it is said how alike they are."""
+        """Return a copy with this correlation of positions; neighbours get the same one unless their own is passed."""
         return self._replace(positions=positions, neighbours=positions if neighbours is None else neighbours)
 
 

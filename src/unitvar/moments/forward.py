@@ -163,7 +163,7 @@ class _Walk:
     def finish(self, node: Node, rule: Rule, results: Sequence[Signal]) -> tuple[Signal, ...]:
         """Complete what a rule returned: what it does not say stays as it was."""
         main = self.main(node) or Signal(0.0, 1.0)
-        word = rule.said(node.name, node.args)
+        word = rule.label(node.name, node.args)
         made = []
         for result, output in zip(results, node.outputs, strict=False):
             if output is None:
@@ -172,7 +172,7 @@ class _Walk:
             path = replace(path, depth=None) if rule.resets else path
             same = len(result.axes) == len(output.shape)
             axes = result.axes if same else main.axes if len(main.axes) == len(output.shape) else ""
-            correlation = main.alike if result.correlation is None else result.correlation
+            correlation = main.correlations if result.correlation is None else result.correlation
             signal = replace(result, shape=output.shape, axes=axes, correlation=correlation, path=path)
             if signal.origin is None:
                 chi = 1.0 if rule.resets or signal.law is not None else main.chi

@@ -1,4 +1,4 @@
-"""The signals that a network gets: standard, measured, or as they are said to be."""
+"""The signals that a network gets: standard, measured, or passed as pairs of mean and standard deviation."""
 
 from __future__ import annotations
 
@@ -46,18 +46,18 @@ def input_signals(graph: Graph, inputs: Any) -> list[Signal]:
             )
     else:
         pairs = [inputs] * len(floats)
-    given = dict(zip(map(id, floats), pairs, strict=True))
+    chosen = dict(zip(map(id, floats), pairs, strict=True))
     if inputs == "measured" and any(v.tensor is None or v.tensor.is_meta for v in floats):
         raise ValueError(
             "inputs='measured' needs numbers, but the example is on the meta device and has none; pass real data, "
             "inputs='standard' or (mean, std)."
         )
     measure = inputs == "measured" or (inputs == "auto" and not _without_numbers(floats))
-    return [_described(value, given.get(id(value)), measure) for value in graph.inputs]
+    return [_described(value, chosen.get(id(value)), measure) for value in graph.inputs]
 
 
 def told_inputs(graph: Graph, inputs: Any, signal: Callable[[Value], Signal]) -> str:
-    """Say in one line what the inputs of a graph were taken for, by the signals they were given."""
+    """Describe in one line what the plan assumes of its inputs."""
     floats = _floats(graph)
     if not floats:
         return "no floating-point tensor"
@@ -79,7 +79,7 @@ def _floats(graph: Graph) -> list[Value]:
 
 
 def _without_numbers(floats: Sequence[Value]) -> str:
-    """Say why the numbers of an example are none to measure; "" if they are."""
+    """Return why an example cannot be measured; "" if it can."""
     tensors = [v.tensor for v in floats if v.tensor is not None and not v.tensor.is_meta and v.tensor.numel()]
     if len(tensors) < len(floats):
         return "as the example has no numbers"

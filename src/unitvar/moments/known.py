@@ -119,8 +119,8 @@ class Numbers:
                 made = Signal(0.0, 1.0 if len(value.shape) > 1 else 0.0, value.shape)
             else:
                 made = measured(tensor.detach(), value.shape)
-            alike = CONSTANT._replace(positions=1.0, neighbours=1.0)
-            made = replace(made, axes="f" * len(value.shape), correlation=alike)
+            correlation = CONSTANT._replace(positions=1.0, neighbours=1.0)
+            made = replace(made, axes="f" * len(value.shape), correlation=correlation)
             if tensor is not None and tensor.numel() and columns and not tensor.is_complex():
                 made = made.related({"features": _in_rows(tensor.detach().double(), columns, made.second)})
             self._actual[id(value)] = made
@@ -152,15 +152,15 @@ def _in_rows(numbers: Tensor, columns: tuple[int, ...], second: float) -> float:
 
 
 def _repeated(shape: tuple[int, ...]) -> Correlation:
-    """Say what pairs share of a tensor that all examples meet: all, where its size is one."""
+    """Return the correlations of a tensor that all examples use: one along dimensions of size one, where it repeats."""
     shared = met_together(shape, fixed=True)
     return Correlation(*(1.0 if kind in shared else 0.0 for kind in Correlation._fields))
 
 
 def unmasked(numbers: Tensor) -> tuple[Tensor, tuple[float, ...]]:
-    """Take out what a mask has set to minus infinity, and tell what it leaves of each row.
+    """Remove what a mask has set to minus infinity, and return the share of each row that is left.
 
-    Some write zeros and -100, which after a softmax is the same.
+    A mask of zeros and -100, as some models write it, has the same effect before a softmax.
     """
     high = numbers >= LOWEST
     if high.all():
@@ -190,7 +190,7 @@ def _described(numbers: Tensor, value: Value) -> Signal:
         made = _by_position(made, pair)
         # A Gaussian of this mean and variance would have the other sign, too: the law of rates and decays matters.
         one_sign = bool((numbers > 0).all()) or bool((numbers < 0).all())
-        return replace(made, law=mapped(numbers, made.alike)) if one_sign else made
+        return replace(made, law=mapped(numbers, made.correlations)) if one_sign else made
     if numbers.numel() > _FEW:
         return made
     axis = empirical(numbers, met_together(shape, fixed=True))
@@ -198,7 +198,7 @@ def _described(numbers: Tensor, value: Value) -> Signal:
 
 
 def _by_position(table: Signal, pair: float) -> Signal:
-    """Take the rows of a table for positions, two of which have this E x_1 x_2."""
+    """Treat the rows of a table as positions; two of them have this E x_1 x_2."""
     axes = "pf" if len(table.shape) == 2 else table.axes
     return replace(table, axes=axes).related({"positions": pair, "neighbours": pair}, path=table.path)
 

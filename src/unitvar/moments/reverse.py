@@ -124,14 +124,14 @@ class Reverse:
         assert law is not None
         if id(law) not in self.slopes:
             d = law.derivative()
-            rho = law.large.correlation if law.large is not None else signal.alike
+            rho = law.large.correlation if law.large is not None else signal.correlations
             self.slopes[id(law)] = float(law.expected(d * d)), law.pairs(d, rho)
             self.laws.append(law)
         slope, pairs = self.slopes[id(law)]
         base = self.found.signal(home)
         ratio = _count(signal.shape) / _count(base.shape)
         if abs(g.winners) > 1:
-            m = base.alike.neighbours
+            m = base.correlations.neighbours
             rivals = 1 + (abs(g.winners) - 1) * (1 - min(1.0, max(0.0, m)))  # those that are alike compete less
             slope = _winning(law, rivals, largest=g.winners > 0)
         related = {k: g.pair(k) * pairs[i] * ratio for i, k in enumerate(KINDS)}

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from unitvar.moments.signal import Signal
 
-__all__ = ["RULES", "Call", "Connection", "Rule", "builtin", "check_name", "find", "named", "rule"]
+__all__ = ["RULES", "Call", "Connection", "Rule", "builtin", "builtin_rule", "check_name", "find", "rule"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -123,7 +123,7 @@ class Rule:
     again: bool = False
     call: bool = False
 
-    def said(self, name: str, args: Sequence[Any]) -> str:
+    def label(self, name: str, args: Sequence[Any]) -> str:
         """Return the word for a path."""
         if callable(self.word):
             return self.word(*args)
@@ -177,8 +177,14 @@ def rule(
     for label, function in (("backward", backward), ("pairs", pairs), ("connect", connect)):
         if function is not None and not callable(function):
             raise TypeError(f"{label}={function!r} is not a function of the op's arguments.")
-    said: dict[str, Any] = {"backward": backward, "pairs": pairs, "connect": connect, "word": word, "resets": resets}
-    said["weights"] = None if weights is None else tuple(weights)
+    declared: dict[str, Any] = {
+        "backward": backward,
+        "pairs": pairs,
+        "connect": connect,
+        "word": word,
+        "resets": resets,
+    }
+    declared["weights"] = None if weights is None else tuple(weights)
 
     def add(function: F) -> F:
         if not callable(function):
@@ -186,26 +192,26 @@ def rule(
         known = RULES.get(name) or RULES.get(name.rpartition(".")[0])
         for overload in [full for full in RULES if full.startswith(f"{name}.")]:
             del RULES[overload]  # or it would go before the rule for all of them
-        RULES[name] = revised(known, function, {k: v for k, v in said.items() if v is not None})
+        RULES[name] = revised(known, function, {k: v for k, v in declared.items() if v is not None})
         return function
 
     return add
 
 
-def revised(known: Rule | None, forward: Callable[..., Any], said: Mapping[str, Any]) -> Rule:
+def revised(known: Rule | None, forward: Callable[..., Any], declared: Mapping[str, Any]) -> Rule:
     """Make a rule of a user's function and of what else is known of its op."""
     base = known or Rule(forward)
-    made = replace(base, forward=forward, call=False, recurrent=None, **said)
+    made = replace(base, forward=forward, call=False, recurrent=None, **declared)
     # A gradient of ours belongs to our forward; backward factors, which are simpler, stay.
-    return replace(made, gradient=None) if "backward" in said or base.call else made
+    return replace(made, gradient=None) if "backward" in declared or base.call else made
 
 
-def builtin(*names: str, **said: Any) -> Callable[[F], F]:
+def builtin(*names: str, **declared: Any) -> Callable[[F], F]:
     """Register one of the library's own rules under several names of aten, without ``aten.``; see :class:`Rule`."""
 
     def add(function: F) -> F:
         for name in names:
-            RULES[f"aten.{name}"] = Rule(function, **said)
+            RULES[f"aten.{name}"] = Rule(function, **declared)
         return function
 
     return add
@@ -219,7 +225,7 @@ def check_name(name: str) -> None:
         raise ValueError(f"{name!r} is not the name of an op; write it with its namespace, like 'aten.max_pool2d'.")
 
 
-def named(op: str) -> Rule | None:
+def builtin_rule(op: str) -> Rule | None:
     """Return the library's own rule of an op as a plan writes it, without ``aten.``."""
     return RULES.get(f"aten.{op}")
 

@@ -81,8 +81,7 @@ class Signal:
         second: E x².
         shape: the tensor's shape.
         axes: what each dimension counts: ``b`` examples, ``f`` features, ``p`` positions, ``c`` copies.
-        correlation: how alike two elements are, for each kind of pair. None: nothing is said, so that it stays what it
-            was before the op.
+        correlation: of two elements, for each kind of pair. None: the op keeps the correlation of its input.
         profile: along each spatial dimension, how the second moment is distributed (mean 1): where convolutions pad
             with zeros, borders are quieter. None: evenly.
         seen: on the way to a softmax, the share of each row that masks have left, all else being minus infinity; of a
@@ -158,7 +157,7 @@ class Signal:
 
     @property
     def correlations(self) -> Correlation:
-        """Give the correlations; none, where nothing is said."""
+        """Give the correlations; zeros where none are known."""
         return self.correlation or UNRELATED
 
     @property

@@ -21,7 +21,7 @@ __all__ = ["allowed_parameters", "made_plan"]
 
 
 def allowed_parameters(model: nn.Module, options: Options) -> dict[str, str | None]:
-    """Say of every parameter why it may not be touched; None if it may."""
+    """Map every parameter to the reason why it may not be changed; None if it may."""
     names = defaultdict(list)  # those of a tied parameter are many, and any of them selects it
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names[id(parameter)].append(name)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from unitvar._torch import TorchDispatchMode, storage_of
 from unitvar.graph.op import Op, op_of, tensors_in
 from unitvar.moments import RULES
-from unitvar.moments.rule import named
+from unitvar.moments.rule import builtin_rule
 from unitvar.moments.uses import operands
 from unitvar.planning.layers import Plan
 from unitvar.running.calling import call, copied, device_of, moved
@@ -140,7 +140,7 @@ def rescale(model: nn.Module, example: Any, plan: Plan) -> dict[str, float]:
 
 def _shows(op: str) -> bool:
     """Return True if an op gives the product of its weight; recurrences and embeddings do not."""
-    known = named(op)
+    known = builtin_rule(op)
     return known is None or (known.recurrent is None and not known.embeds)
 
 

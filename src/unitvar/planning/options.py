@@ -27,8 +27,8 @@ Override = Callable[..., Any] | tuple[Callable[..., Any], Callable[..., Any]]
 Overrides = Mapping[str, Override]
 
 
-def _pair(given: Override) -> tuple[Any, ...]:
-    return given if isinstance(given, tuple) and len(given) == 2 else (given,)
+def _pair(override: Override) -> tuple[Any, ...]:
+    return override if isinstance(override, tuple) and len(override) == 2 else (override,)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,21 +69,21 @@ class Options:
             raise TypeError(f"only={self.only!r} is not a shell pattern on parameter names, nor a list of them.")
         if self.rules is not None and not isinstance(self.rules, Mapping):
             raise TypeError(f"rules={self.rules!r} is not a dict of op name → rule, like {{'aten.max_pool2d': f}}.")
-        for name, given in (self.rules or {}).items():
+        for name, override in (self.rules or {}).items():
             check_name(name)
-            if not all(map(callable, _pair(given))):
+            if not all(map(callable, _pair(override))):
                 raise TypeError(
-                    f"rules[{name!r}]={given!r} is not a function of the op's arguments, nor a pair of them: forward, "
-                    "backward."
+                    f"rules[{name!r}]={override!r} is not a function of the op's arguments, nor a pair of them: "
+                    "forward, backward."
                 )
 
     @property
     def overrides(self) -> dict[str, Rule]:
         """Give the rules of this call, each with what else is known of its op."""
         made = {}
-        for name, given in (self.rules or {}).items():
+        for name, override in (self.rules or {}).items():
             known = RULES.get(name) or RULES.get(name.rpartition(".")[0])
-            function, *backward = _pair(given)
+            function, *backward = _pair(override)
             made[name] = revised(known, function, {"backward": backward[0]} if backward else {})
         return made
 
@@ -93,7 +93,7 @@ class Options:
         return () if self.only is None else (self.only,) if isinstance(self.only, str) else tuple(self.only)
 
     def selects(self, name: str) -> bool:
-        """Say whether a parameter may be touched."""
+        """Return True if a parameter may be changed."""
         return self.only is None or any(fnmatch.fnmatchcase(name, pattern) for pattern in self.patterns)
 
     def check_patterns(self, model: nn.Module) -> None:
@@ -110,7 +110,7 @@ class Options:
 
 
 def _guess(pattern: str, names: list[str]) -> str:
-    """Say what a pattern that matches nothing may have meant: a module's parameters, or a name like it."""
+    """Suggest what a pattern that matches nothing may have meant: a module's parameters, or a similar name."""
     inside = next(
         (wide for wide in (f"{pattern}.*", f"*.{pattern}.*", f"*{pattern}*") if fnmatch.filter(names, wide)), ""
     )

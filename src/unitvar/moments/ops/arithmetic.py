@@ -114,9 +114,9 @@ def _sum(a: Signal, b: Signal, alpha: float, shape: tuple[int, ...]) -> Signal:
 
 
 def number_for_statistic(x: Signal) -> Signal:
-    """Take a statistic of many elements for the number that it nearly is.
+    """Replace a statistic of many elements by its mean.
 
-    What it normalises has, then, just the size that it is normalised to; independent of it, it would not.
+    A mean square that divides its own tensor is not independent of it; as a number it gives the quotient unit size.
     """
     if not x.statistic:
         return x

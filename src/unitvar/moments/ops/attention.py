@@ -55,8 +55,8 @@ def _softmax_gradient(g: Signal, x: Signal, dim: int, *_: Any) -> tuple[Signal]:
     size, moments = _attended(x, dim)[::2]
     a = softmax(x, dim)
     second = max(0.0, g.second - g.along(dim)) * moments.slopes / size
-    kept = g.alike.positions * a.pair("positions") / max(a.second, 1e-300)
-    made = g.like(second=second, shape=x.shape, axes=x.axes, correlation=g.alike.with_positions(kept))
+    kept = g.correlations.positions * a.pair("positions") / max(a.second, 1e-300)
+    made = g.like(second=second, shape=x.shape, axes=x.axes, correlation=g.correlations.with_positions(kept))
     kind = "features" if x.axes[dim] == "f" else "positions"
     return (made.related({kind: -second / (size - 1)}) if size > 1 else made,)
 
@@ -80,14 +80,16 @@ def softmax(x: Signal, dim: int, *_: Any) -> Signal:
         """Two rows attend to the same in so far as their scores are alike, and at least as if evenly."""
         return min(squares, evenly * math.exp(min(50.0, max(0.0, rho) * spread))) / size
 
-    alike = x.alike
-    pairs = {kind: both(getattr(alike, kind)) for kind in ("features", "positions", "neighbours", "examples", "masks")}
+    correlation = x.correlations
+    pairs = {
+        kind: both(getattr(correlation, kind)) for kind in ("features", "positions", "neighbours", "examples", "masks")
+    }
     kind = {"f": "features", "p": "positions", "b": "examples"}[along]
     pairs[kind] = (1 - squares) / (size * (size - 1)) if size > 1 else 1.0
     tilt = spread * (1 - squares) ** 2 / x.width if x.width and along == "f" else 0.0
     made = x.related(pairs, mean=1.0 / size, second=second, profile=None, seen=(1.0,), width=0, terms=0)
     last = dim == len(x.shape) - 1
-    return made.like(total=1.0 if last else None, tilt=(tilt, tilt * max(0.0, alike.positions)))
+    return made.like(total=1.0 if last else None, tilt=(tilt, tilt * max(0.0, correlation.positions)))
 
 
 @builtin("log_softmax", "_log_softmax", "special_log_softmax", word="logsoftmax")

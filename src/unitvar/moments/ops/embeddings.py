@@ -26,7 +26,7 @@ def _row_of_bags(*args: Any) -> int | None:
 @builtin("embedding", word="embedding", embeds=True, padding=_row)
 def embedding(weight: Signal, indices: Signal, *_: Any) -> Signal:
     shape = (*indices.shape, weight.shape[-1])
-    if indices.alike.examples != 1.0:
+    if indices.correlations.examples != 1.0:
         return Signal(weight.mean, weight.second, shape, correlation=_ROWS)
     # The same indices in every example, as of positions, are the same rows; a list of them counts positions.
     axes = "pf" if len(shape) == 2 else ""

@@ -52,7 +52,7 @@ def _operand(x: Signal, shape: tuple[int, ...], axes: str) -> Operand:
     field = x.field
     if x.law is not None and field.large is not None:
         x = x.like(correlation=field.large.correlation, turn=x.turn)
-    return Operand.of(field, broadcast(x, shape, axes).alike, x.shape, x.turn)
+    return Operand.of(field, broadcast(x, shape, axes).correlations, x.shape, x.turn)
 
 
 def remembered(made: Signal, joint: Joint | None, *, plain: bool) -> Signal:
@@ -67,11 +67,11 @@ def remembered(made: Signal, joint: Joint | None, *, plain: bool) -> Signal:
         return made
     found = joint.moments() if joint.dependent or (joint.heavy and not plain) else None
     if found is not None:
-        mean, second, alike = found
-        pairs = [getattr(alike, k) * (second - mean**2) + mean**2 - made.pair(k) for k in KINDS]
+        mean, second, correlation = found
+        pairs = [getattr(correlation, k) * (second - mean**2) + mean**2 - made.pair(k) for k in KINDS]
         off = max(abs(second - made.second), abs(mean**2 - made.mean**2), *map(abs, pairs))
         if off > _AGREE * second:  # closed forms are exact where they hold
-            made = replace(made, mean=mean, second=second, correlation=alike)
+            made = replace(made, mean=mean, second=second, correlation=correlation)
     return replace(made, joint=joint)
 
 
@@ -80,10 +80,10 @@ def drawn(call: Call, operands: list[Signal], joint: Joint | None) -> Signal | N
     found = None if joint is None else joint.moments()
     if found is None:
         return None
-    mean, second, alike = found
+    mean, second, correlation = found
     shape, first = call.shapes[0], main(operands)
     word = "." + call.name.partition(".")[2].strip("_")
     return Signal(
-        mean, second, shape, axes=joined_axes(operands, shape), correlation=alike, path=first.path.then(word),
+        mean, second, shape, axes=joined_axes(operands, shape), correlation=correlation, path=first.path.then(word),
         seen=least_seen(*(x.seen for x in operands)), inside=first.inside, joint=joint,
     )  # fmt: skip

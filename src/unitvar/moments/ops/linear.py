@@ -20,8 +20,8 @@ def plus(out: Signal, bias: Any) -> Signal:
     """Add a bias, which is the same at all positions and in all examples."""
     if not isinstance(bias, Signal):
         return out
-    alike = bias.correlation or CONSTANT
-    return added(out, bias.like(correlation=alike), out.shape, axes=out.axes).like(profile=out.profile)
+    correlation = bias.correlation or CONSTANT
+    return added(out, bias.like(correlation=correlation), out.shape, axes=out.axes).like(profile=out.profile)
 
 
 def _linear_backward(x: Signal, weight: Signal, *_: Any) -> float:
@@ -29,7 +29,7 @@ def _linear_backward(x: Signal, weight: Signal, *_: Any) -> float:
 
 
 def _named(x: Signal, *_: Any) -> str:
-    """Find out that features come last: what a linear layer mixes first are features."""
+    """Return the name of the dimension that a linear layer mixes; "b" if features were taken for positions."""
     wrong = x.path.depth is None and x.axes[-1:] == "p" and "f" in x.axes and not x.path.words
     return "b" if wrong else x.axes[-1:]
 
@@ -100,10 +100,10 @@ def matmul(a: Signal, b: Signal) -> Signal:
 
 
 def _with_rows(a: Signal, b: Signal) -> Signal:
-    """Take features for positions where positions are summed over: both rows and columns may then be averaged over.
+    """Call the rows of a positions if the product sums over positions.
 
-    So the queries of a linear layer, softmax(W xᵀ) v, and the features of keys in linear attention, φ(k)ᵀ v, may share
-    what all positions of v have in common.
+    The queries in softmax(W xᵀ) v and the features of keys in φ(k)ᵀ v (linear attention) are such rows: each of them
+    averages v over positions, so they share what all positions of v have in common.
     """
     if a.axes[-2:] != "fp" or "p" in a.axes[:-2] or b.axes[-2:] != "pf":
         return a
@@ -113,8 +113,8 @@ def _with_rows(a: Signal, b: Signal) -> Signal:
 def _turned(a: Signal, rows: Sequence[int], column: int) -> Signal:
     """Name some features positions, and the positions of a column features."""
     names = ["p" if d in rows else "f" if d == column else c for d, c in enumerate(a.axes)]
-    alike = a.alike._replace(features=a.alike.positions).with_positions(a.alike.features)
-    return a.like(axes="".join(names), correlation=alike, total=a.total, tilt=a.tilt)
+    correlation = a.correlations._replace(features=a.correlations.positions).with_positions(a.correlations.features)
+    return a.like(axes="".join(names), correlation=correlation, total=a.total, tilt=a.tilt)
 
 
 def _width(keys: Signal) -> float:
@@ -184,7 +184,7 @@ def _einsum_gradient(g: Signal, equation: str, tensors: Sequence[Signal], *_: An
         kept = "".join(c for c in terms[i] if c not in alone)
         made = einsum(",".join([right, *letters]) + "->" + kept, [g, *others]) if others else g
         # What was summed away comes back as copies.
-        along = {"correlation": made.alike.with_positions(1.0)} if any(
+        along = {"correlation": made.correlations.with_positions(1.0)} if any(
             x.axes[d] == "p" for d, c in enumerate(terms[i]) if c in alone
         ) else {}  # fmt: skip
         found.append(made.like(shape=x.shape, axes=x.axes, **along))

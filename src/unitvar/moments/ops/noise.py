@@ -22,7 +22,7 @@ _FIXED = frozenset({"examples", "masks"})
 
 
 def met_together(shape: tuple[int, ...], *, fixed: bool = False) -> frozenset[str]:
-    """Say which kinds of pairs meet the same number of a tensor of this shape: it is repeated where its size is one."""
+    """Return the kinds of pairs that a tensor of this shape gives the same number: it repeats where its size is one."""
     axes = labels.default(shape)
     sizes = {c: math.prod(n for n, a in zip(shape, axes, strict=True) if a == c) for c in "bfp"}
     # A batch of one is a batch still, if there is a dimension for it.
@@ -44,13 +44,13 @@ def dropped(x: Signal, keep: float, shared: frozenset[str] = _ELEMENTS) -> Signa
         values = field.values.unsqueeze(-2) * (axis.nodes / keep).unsqueeze(-1)
     law = Field(values, (*field.noises, axis), field.large)
     mean, second = x.mean, x.second / keep
-    alike = x.related(_masked_pairs(x, keep, shared), mean=mean, second=second).correlation
-    return replace(x, mean=mean, second=second, law=law, correlation=alike, path=path, origin=None)
+    correlation = x.related(_masked_pairs(x, keep, shared), mean=mean, second=second).correlation
+    return replace(x, mean=mean, second=second, law=law, correlation=correlation, path=path, origin=None)
 
 
 def _masked_pairs(x: Signal, keep: float, shared: frozenset[str]) -> dict[str, float]:
     """Return E x_1 x_2 under a mask: one of its own for each element leaves what two of them share."""
-    return {k: x.pair(k) / (keep if k in shared else 1.0) for k in x.alike._fields}
+    return {k: x.pair(k) / (keep if k in shared else 1.0) for k in x.correlations._fields}
 
 
 def dropped_gradient(g: Signal, keep: float, shared: frozenset[str] = _ELEMENTS) -> Signal:
@@ -119,7 +119,7 @@ def alpha_dropout(x: Signal, p: float, train: bool) -> Signal:
         return float(a**2 * square + 2 * a * b * (keep * x.mean + (1 - keep) * limit) + b**2)
 
     mean = a * (keep * x.mean + (1 - keep) * limit) + b
-    pairs = {k: after(x.pair(k), keep**2) for k in x.alike._fields}
+    pairs = {k: after(x.pair(k), keep**2) for k in x.correlations._fields}
     return x.related(pairs, mean=mean, second=after(x.second, keep))
 
 

@@ -50,8 +50,8 @@ def _remembered(x: Signal, made: Signal, factor: float, plain: bool) -> dict[str
         def function(values: Sequence[Tensor]) -> Tensor:
             return factor * (values[0] - x_mean) + made.mean
 
-        alike = x.alike if x.law is None or x.law.large is None else x.law.large.correlation
-        kept["joint"] = Joint.of(function, [Operand.of(x.field, alike, x.shape, x.turn)], x.shape, linear=True)
+        correlation = x.correlations if x.law is None or x.law.large is None else x.law.large.correlation
+        kept["joint"] = Joint.of(function, [Operand.of(x.field, correlation, x.shape, x.turn)], x.shape, linear=True)
     return kept
 
 
@@ -138,11 +138,11 @@ def _within(x: Signal, dims: Sequence[int]) -> Signal:
     for d in dims:
         terms[x.axes[d]] = terms.get(x.axes[d], 1) * x.shape[d]
     made = x.summed(terms).scaled(1 / math.prod(terms.values()))
-    return made.like(correlation=made.alike._replace(features=1.0))  # all features lose the same
+    return made.like(correlation=made.correlations._replace(features=1.0))  # all features lose the same
 
 
 def _named(x: Signal, shape: Any, *_: Any) -> str:
-    """Find out that features come last: a norm over one dimension of an image is one over features."""
+    """Return "b" if features were taken for positions: a norm over the last dimension alone is one over features."""
     return "b" if len(shape) == 1 and x.path.depth is None and x.axes[-1] == "p" and "f" in x.axes else ""
 
 
@@ -167,9 +167,9 @@ def _grouped(x: Signal, groups: int) -> Signal:
     inside, sides = x.shape[1] // groups if len(x.shape) > 1 else 1, math.prod(x.shape[2:])
     terms = {"f": float(max(1, inside)), "p": float(sides)}
     made = x.summed(terms).scaled(1 / math.prod(terms.values()))
-    made = made.like(correlation=made.alike._replace(features=1.0))
+    made = made.like(correlation=made.correlations._replace(features=1.0))
     # Two positions of an example lose the same mean.
-    return made.like(correlation=made.alike.with_positions(1.0)) if sides > 1 else made
+    return made.like(correlation=made.correlations.with_positions(1.0)) if sides > 1 else made
 
 
 def _group_slope(x: Signal, groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5, *_: Any) -> float:

@@ -70,7 +70,7 @@ def replayed(call: Call) -> Signal | None:
 
 
 def _told_apart(call: Call) -> Call:
-    """Take one tensor in two places, as x and its transpose are, for other elements with the same law."""
+    """Treat x and its transpose, where both are operands, as different elements with the same law."""
     met: dict[int, Signal] = {}
     args = list(call.args)
     for i, x in enumerate(args):
@@ -87,7 +87,7 @@ def _told_apart(call: Call) -> Call:
 
 
 def _unnormalised(x: Signal, others: list[Signal]) -> Signal:
-    """Take what a norm made of a signal for a multiple of it, where it meets that signal again."""
+    """Treat a normalised signal as a multiple of the signal where both are operands."""
     ((factor, term),) = x.sum_of
     field = term.field
     same = [a for a in others if a.shape == term.shape == x.shape and a.turn == term.turn]
@@ -103,7 +103,7 @@ def _many(x: Signal) -> bool:
 
 
 def _refined(call: Call, x: Signal, made: Signal) -> Signal:
-    """Take the moments between the nodes, where a function is finer than they are."""
+    """Integrate between the nodes where a function is finer than the grid."""
 
     def called(values: Tensor) -> Any:
         return _called(call, [values if isinstance(a, Signal) else a for a in call.args])
@@ -180,7 +180,7 @@ def _tidied(field: Field) -> Field:
 
 def _finished(call: Call, operands: list[Signal], law: Field, shape: tuple[int, ...]) -> Signal:
     first = main(operands)
-    mean, second, alike = described(law)
+    mean, second, correlation = described(law)
     keep = first.path.keep
     own = {id(a.key) for a in (first.law.noises if first.law is not None else ())}
     for axis in law.noises:  # a mask that was multiplied in by hand
@@ -194,7 +194,7 @@ def _finished(call: Call, operands: list[Signal], law: Field, shape: tuple[int, 
         seen=least_seen(*(x.seen for x in operands)), width=max(x.width for x in operands),
         terms=max(x.terms for x in operands),
     )  # fmt: skip
-    made = replace(made, correlation=alike, statistic=_statistic(operands, law))
+    made = replace(made, correlation=correlation, statistic=_statistic(operands, law))
     if first.rank:  # what is not linear in it decorrelates features
         n = float(features_in(made.inside))
         share = law.linear_share(made.var) ** 2
@@ -221,11 +221,12 @@ def _rising(values: Any, nodes: Any) -> tuple[Any, Any]:
 
 def _spread(made: Signal, operands: list[Signal], shape: tuple[int, ...], axes: str) -> Signal:
     """Where laws were compressed, what pairs share is known by the operands alone."""
-    alike = [broadcast(x, shape, axes).alike for x in operands if x.law is None or x.law.large is not None]
-    if not alike:
+    correlation = [broadcast(x, shape, axes).correlations for x in operands if x.law is None or x.law.large is not None]
+    if not correlation:
         return made
     return replace(
-        made, correlation=type(alike[0])(*(sum(column) / len(column) for column in zip(*alike, strict=True)))
+        made,
+        correlation=type(correlation[0])(*(sum(column) / len(column) for column in zip(*correlation, strict=True))),
     )
 
 

@@ -123,7 +123,7 @@ def _adaptive_avg_gradient(g: Signal, x: Signal, size: Any) -> tuple[Signal]:
     _, _, inverse = _adaptive(x, size)
     made = _spread(g, x, inverse)
     if math.prod(_each(size, 1)) == 1:  # the same for all positions
-        made = made.like(correlation=made.alike.with_positions(1.0))
+        made = made.like(correlation=made.correlations.with_positions(1.0))
     return (made,)
 
 

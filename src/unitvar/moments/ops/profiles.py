@@ -34,7 +34,7 @@ def folded(x: Signal, shape: tuple[int, ...]) -> tuple[Any, ...] | None:
 
 
 def window(part: Signal, x: Signal, dim: int, start: int) -> Signal:
-    """Take what a profile says of a part of an image along one dimension."""
+    """Cut a profile to the part of an image that a slice along one dimension keeps."""
     assert x.profile is not None
     side = x.profile[dim - 2]
     if side is None or len(side) != x.shape[dim]:

@@ -70,7 +70,7 @@ class Stacked:
         return [self.groups[i : i + self.directions] for i in range(0, len(self.groups), self.directions)]
 
     def stack(self, flavour: str, x: Signal) -> Stack:
-        """Say what to simulate."""
+        """Describe the stack to simulate."""
         return Stack(flavour, self.steps, _shared(x), self.directions, self.keep)
 
 
@@ -118,19 +118,19 @@ def _stacked(flavour: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
         rho = (made.pair - made.mean**2) / var
         # What examples and masks share of the input, the gates keep of it.
         out = x.like(mean=made.mean, second=made.second, shape=(*x.shape[:-1], width * call.directions), axes=axes,
-                     correlation=x.alike.with_positions(max(-1.0, min(1.0, rho))), profile=None)  # fmt: skip
+                     correlation=x.correlations.with_positions(max(-1.0, min(1.0, rho))), profile=None)  # fmt: skip
         h = out.like(second=max(made.mean**2, made.states[-1]), shape=(1, width), axes="bf")
         out = out.like(parts=_steps_of(out, made.states, call.time_first), joined=0 if call.time_first else 1)
         cell = out.like(mean=0.0, second=made.cells[-1], shape=(1, width), axes="bf")
         parts = tuple(p.scaled(math.sqrt(scale)) for p in out.parts)
         return out.scaled(math.sqrt(scale), parts=parts), h.scaled(math.sqrt(scale)), cell
 
-    def actual(x: Signal, args: Sequence[Any], given: Callable[[Any], Signal]) -> Iterator[Reaching]:
+    def actual(x: Signal, args: Sequence[Any], read: Callable[[Any], Signal]) -> Iterator[Reaching]:
         """Walk the layers with the weights that they have."""
         call = Stacked.read(args)
         stack, before, scale = call.stack(flavour, x), [], x.second
         for groups in call.layers:
-            known = [given(w) for w in groups[0]]
+            known = [read(w) for w in groups[0]]
             before.append(_layer(known, scale))
             made = simulated(stack, before)
             scale = _norm(_projection(known))
@@ -143,11 +143,11 @@ def _stacked(flavour: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
             x = _hidden(flavour, 0.0, made.second * scale / call.keep)
 
     def recurrent(
-        x: Signal, args: Sequence[Any], given: Callable[[Any], Signal] | None = None, repeats: int = 1
+        x: Signal, args: Sequence[Any], read: Callable[[Any], Signal] | None = None, repeats: int = 1
     ) -> Iterator[Reaching]:
         """Walk the layers: what reaches each is the state of the one before it, after its dropout."""
-        if given is not None:
-            yield from actual(x, args, given)
+        if read is not None:
+            yield from actual(x, args, read)
             return
         call = Stacked.read(args)
         layers = call.layers
@@ -181,7 +181,7 @@ def _cell(flavour: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
         h = x.like(mean=min(made.mean, math.sqrt(second)), second=second, shape=shape)
         return (h, x.like(mean=0.0, second=cell, shape=shape)) if flavour == "lstm" else h
 
-    def recurrent(x: Signal, args: Sequence[Any], given: Any = None, repeats: int = 1) -> Iterator[Reaching]:
+    def recurrent(x: Signal, args: Sequence[Any], read: Any = None, repeats: int = 1) -> Iterator[Reaching]:
         (made,) = solved(Stack(flavour, _loop(repeats), _shared(x)), 1)
         yield Reaching(args[2], x, SHARE)
         yield Reaching(args[3], _hidden(flavour, made.mean, made.second), SHARE)

@@ -37,12 +37,12 @@ def _read(dim: Any, keepdim: Any) -> tuple[Any, bool]:
 
 def _copied(g: Signal, x: Signal, terms: dict[str, float]) -> Signal:
     """Repeat a gradient along what was summed over."""
-    alike = g.alike
+    correlation = g.correlations
     if "p" in terms:
-        alike = alike.with_positions(1.0)
+        correlation = correlation.with_positions(1.0)
     if "f" in terms:
-        alike = alike._replace(features=1.0)
-    return g.like(shape=x.shape, axes=x.axes, correlation=alike)
+        correlation = correlation._replace(features=1.0)
+    return g.like(shape=x.shape, axes=x.axes, correlation=correlation)
 
 
 def _sum_gradient(g: Signal, x: Signal, dim: Any = None, keepdim: Any = False, *_: Any) -> tuple[Signal]:

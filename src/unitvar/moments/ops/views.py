@@ -128,7 +128,15 @@ def copies(x: Signal, shape: tuple[int, ...]) -> Signal:
         )
     large = made.law.large
     twin = Axis(
-        large.nodes, large.weights, large.shared, large.keep, made.alike, large.origin, large.mean, large.std, large.key
+        large.nodes,
+        large.weights,
+        large.shared,
+        large.keep,
+        made.correlations,
+        large.origin,
+        large.mean,
+        large.std,
+        large.key,
     )
     return replace(made, law=Field(made.law.values, made.law.noises, twin))
 

@@ -41,7 +41,7 @@ def windows(
 
 @lru_cache(maxsize=4096)
 def _windows(size: int, kernel: int, stride: int, padding: int, dilation: int, ceil: bool, packed: bytes) -> Windows:
-    """Do it, once for each profile: networks repeat their blocks."""
+    """Slide a window; cached, because networks repeat their blocks."""
     profile = np.frombuffer(packed) if packed else np.ones(size)
     span = size + 2 * padding - dilation * (kernel - 1) - 1
     count = max(1, (-(-span // stride) if ceil else span // stride) + 1)
