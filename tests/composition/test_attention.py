@@ -110,14 +110,16 @@ def test_spellings_of_attention_have_one_plan(mask: str, dropout: str, inputs: s
     assert_same_plans(models, sample(), inputs=known)
 
 
+@pytest.mark.parametrize("inputs", INPUTS)
 @pytest.mark.parametrize("dropout", DROPOUTS)
 @pytest.mark.parametrize("mask", MASKS)
-def test_packed_attention_has_the_plan_of_the_fused_op(mask: str, dropout: str) -> None:
+def test_packed_attention_has_the_plan_of_the_fused_op(mask: str, dropout: str, inputs: str) -> None:
     """The packed weight is one record, so the last two weights are compared: projection and what follows."""
     models: dict[str, nn.Module] = {"fused": Attention(fused, MASKS[mask], DROPOUTS[dropout])}
     for need in (False, True):
         models[f"need_weights={need}"] = Packed(DROPOUTS[dropout], need, MASKS[mask])
-    assert_same_plans(models, torch.randn(4, TOKENS, WIDTH), last=2)
+    sample, known = INPUTS[inputs]
+    assert_same_plans(models, sample(), last=2, inputs=known)
 
 
 def test_is_causal_is_the_lower_triangle() -> None:
@@ -136,17 +138,20 @@ def test_what_attention_gives_is_what_was_predicted(kind: str, dropout: str, inp
     assert_as_predicted(lambda: Attention(SPELLINGS[kind], None, DROPOUTS[dropout]), sample, inputs=known)
 
 
+@pytest.mark.parametrize("inputs", INPUTS)
 @pytest.mark.parametrize("kind", ["fused", "written"])
 @pytest.mark.parametrize("mask", ["causal", "boolean", "float"])
-def test_what_masked_attention_gives_is_what_was_predicted(kind: str, mask: str) -> None:
-    sample, known = INPUTS["white"]
+def test_what_masked_attention_gives_is_what_was_predicted(kind: str, mask: str, inputs: str) -> None:
+    sample, known = INPUTS[inputs]
     assert_as_predicted(lambda: Attention(SPELLINGS[kind], MASKS[mask]), sample, inputs=known)
 
 
+@pytest.mark.parametrize("inputs", INPUTS)
 @pytest.mark.parametrize("need", [False, True])
 @pytest.mark.parametrize("dropout", DROPOUTS)
-def test_what_packed_attention_gives_is_what_was_predicted(dropout: str, need: bool) -> None:
-    assert_as_predicted(lambda: Packed(DROPOUTS[dropout], need), white(8, TOKENS, WIDTH))
+def test_what_packed_attention_gives_is_what_was_predicted(dropout: str, need: bool, inputs: str) -> None:
+    sample, known = INPUTS[inputs]
+    assert_as_predicted(lambda: Packed(DROPOUTS[dropout], need), sample, inputs=known)
 
 
 REPEATS = {
@@ -170,12 +175,16 @@ def grouped_models(dropout: float) -> dict[str, Callable[[], nn.Module]]:
     return made
 
 
+@pytest.mark.parametrize("inputs", INPUTS)
 @pytest.mark.parametrize("dropout", DROPOUTS)
-def test_spellings_of_grouped_query_attention_have_one_plan(dropout: str) -> None:
+def test_spellings_of_grouped_query_attention_have_one_plan(dropout: str, inputs: str) -> None:
+    sample, known = INPUTS[inputs]
     models = {kind: build() for kind, build in grouped_models(DROPOUTS[dropout]).items()}
-    assert_same_plans(models, torch.randn(4, TOKENS, WIDTH))
+    assert_same_plans(models, sample(), inputs=known)
 
 
+@pytest.mark.parametrize("inputs", INPUTS)
 @pytest.mark.parametrize("kind", ["enable_gqa", "expand written", "repeat_interleave fused"])
-def test_what_grouped_query_attention_gives_is_what_was_predicted(kind: str) -> None:
-    assert_as_predicted(grouped_models(0.0)[kind], white(8, TOKENS, WIDTH))
+def test_what_grouped_query_attention_gives_is_what_was_predicted(kind: str, inputs: str) -> None:
+    sample, known = INPUTS[inputs]
+    assert_as_predicted(grouped_models(0.0)[kind], sample, inputs=known)

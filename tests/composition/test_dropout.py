@@ -62,8 +62,10 @@ ROWS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-def test_spellings_of_a_mask_for_each_example_have_one_plan() -> None:
-    assert_same_plans({kind: Dropped(drop) for kind, drop in ROWS.items()}, torch.randn(8, 12, 96))
+@pytest.mark.parametrize("inputs", INPUTS)
+def test_spellings_of_a_mask_for_each_example_have_one_plan(inputs: str) -> None:
+    sample, known = INPUTS[inputs]
+    assert_same_plans({kind: Dropped(drop) for kind, drop in ROWS.items()}, sample(), inputs=known)
 
 
 @pytest.mark.parametrize("kind", ROWS)
@@ -79,10 +81,14 @@ CHANNELS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-def test_spellings_of_channel_dropout_have_one_plan() -> None:
-    assert_same_plans({kind: Dropped(drop) for kind, drop in CHANNELS.items()}, torch.randn(8, 12, 96))
+@pytest.mark.parametrize("inputs", INPUTS)
+def test_spellings_of_channel_dropout_have_one_plan(inputs: str) -> None:
+    sample, known = INPUTS[inputs]
+    assert_same_plans({kind: Dropped(drop) for kind, drop in CHANNELS.items()}, sample(), inputs=known)
 
 
+@pytest.mark.parametrize("inputs", INPUTS)
 @pytest.mark.parametrize("kind", CHANNELS)
-def test_what_follows_channel_dropout_is_what_was_predicted(kind: str) -> None:
-    assert_as_predicted(lambda: Dropped(CHANNELS[kind]), white(16, 12, 96))
+def test_what_follows_channel_dropout_is_what_was_predicted(kind: str, inputs: str) -> None:
+    sample, known = INPUTS[inputs]
+    assert_as_predicted(lambda: Dropped(CHANNELS[kind]), sample, inputs=known)

@@ -11,7 +11,14 @@ import torch
 from torch import Tensor, nn
 
 import unitvar
-from tests.composition.spelling import assert_as_predicted, assert_ones, second_moments, white
+from tests.composition.spelling import (
+    assert_as_predicted,
+    assert_ones,
+    assert_same_plans,
+    second_moments,
+    shared,
+    white,
+)
 
 WIDTH, STEPS = 96, 6
 
@@ -29,7 +36,7 @@ class Layer(nn.Module):
 
 
 class Cells(nn.Module):
-    """The same by nn.LSTMCell in a loop."""
+    """The same as an nn.LSTM by nn.LSTMCell in a loop."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -63,34 +70,59 @@ class Equations(nn.Module):
         return self.last(torch.stack(states, 1))
 
 
-def test_spellings_of_an_lstm_leave_the_same_signal_to_the_next_layer() -> None:
-    """Within 10 %: a fused op hides its steps, so that what is settled for its weights need not be what a loop settles.
+class Short(nn.Module):
+    """A GRU or a plain recurrence, as a layer or by its cells."""
 
-    The scale of the state's weight depends on the state's own second moment, which grows over the steps: a fused op may
-    take its limit, a loop takes the mean over uses. That moves the gates by a few per cent and the state, a product of
-    three of them, by up to 10 %. A forgotten product or activation moves it by a factor of two.
+    def __init__(self, layer: nn.Module | None, cell: nn.Module | None = None) -> None:
+        super().__init__()
+        self.layer, self.cell, self.last = layer, cell, nn.Linear(WIDTH, WIDTH)
 
-    Equations written out are another network to a plan: each of the two products has a second moment of one, so that a
-    gate has two, where a recurrence that is known as one gives a half to each.
-    """
-    x = torch.randn(4, STEPS, WIDTH)
-    plans = {type(m).__name__: unitvar.plan(m, x)["last.weight"] for m in (Layer(), Cells())}
-    reference = plans["Layer"]
-    for kind, layer in plans.items():
-        assert layer.second == pytest.approx(reference.second, rel=0.1), kind
-        assert layer.scale == pytest.approx(reference.scale, rel=0.08), kind
+    def forward(self, x: Tensor) -> Tensor:
+        if self.layer is not None:
+            return self.last(self.layer(x)[0])
+        assert self.cell is not None
+        states = [x.new_zeros(len(x), WIDTH)]
+        for step in x.unbind(1):
+            states.append(self.cell(step, states[-1]))
+        return self.last(torch.stack(states[1:], 1))
 
 
-def hidden(model: nn.Module, x: Tensor) -> float:
+RECURRENCES: dict[str, tuple[Callable[[], nn.Module], Callable[[], nn.Module]]] = {
+    "lstm": (Layer, Cells),
+    "gru": (lambda: Short(nn.GRU(WIDTH, WIDTH, batch_first=True)), lambda: Short(None, nn.GRUCell(WIDTH, WIDTH))),
+    "tanh": (lambda: Short(nn.RNN(WIDTH, WIDTH, batch_first=True)), lambda: Short(None, nn.RNNCell(WIDTH, WIDTH))),
+    "relu": (
+        lambda: Short(nn.RNN(WIDTH, WIDTH, nonlinearity="relu", batch_first=True)),
+        lambda: Short(None, nn.RNNCell(WIDTH, WIDTH, nonlinearity="relu")),
+    ),
+}
+INPUTS = {
+    "white": (white(16, STEPS, WIDTH), "standard"),
+    "shared": (shared(16, STEPS, WIDTH, dims=(1,)), "measured"),
+}
+
+
+@pytest.mark.parametrize("inputs", INPUTS)
+@pytest.mark.parametrize("kind", RECURRENCES)
+def test_a_layer_and_its_cells_in_a_loop_have_one_plan(kind: str, inputs: str) -> None:
+    """Equations written out are another network: each product gets E z² = 1, a gate of a known recurrence in all."""
+    sample, known = INPUTS[inputs]
+    layer, cells = RECURRENCES[kind]
+    assert_same_plans({"layer": layer(), "cells": cells()}, sample(), inputs=known)
+
+
+def hidden(model: nn.Module, x: Tensor, inputs: str) -> float:
     """Return E z² of the last weight's output after initialisation, over its prediction."""
-    plan = unitvar.initialize_(model, x)
+    plan = unitvar.initialize_(model, x, inputs=inputs)
     return second_moments(model, x)["last.weight"] / plan["last.weight"].predicted
 
 
 @pytest.mark.filterwarnings("ignore:LSTM with projections")
+@pytest.mark.parametrize("inputs", INPUTS)
 @pytest.mark.parametrize("build", [Layer, Cells, lambda: Layer(proj_size=48)], ids=["layer", "cells", "projected"])
-def test_what_follows_an_lstm_is_what_was_predicted(build: Callable[[], nn.Module]) -> None:
-    found = torch.tensor([hidden(build(), torch.randn(16, STEPS, WIDTH)) for _ in range(8)])
+def test_what_follows_an_lstm_is_what_was_predicted(build: Callable[[], nn.Module], inputs: str) -> None:
+    sample, known = INPUTS[inputs]
+    found = torch.tensor([hidden(build(), sample(), known) for _ in range(8)])
     error = float(found.std()) / math.sqrt(len(found))
     assert abs(float(found.mean()) - 1) <= 5 * error + 0.05, found
 
