@@ -38,6 +38,7 @@ from unitvar_reproduction.sweep.store import Ledger
 __all__ = ["Training", "plan"]
 
 GAINS = ("gain-0.7", "gain-0.5", "gain-0.35")
+BY_DEPTH = {"4": "gain-0.4", "8": "gain-0.6", "12": "gain-0.7", "16": "gain-0.8"}  # 0.03^(1/depth), to one digit
 OTHERS = ("lsuv", "he", "xavier", "measured", "mean", "paper", *GAINS)
 
 
@@ -51,7 +52,8 @@ def all_inits(family: str) -> tuple[str, ...]:
     """Return every initialisation of a family, each once."""
     zero = ("zero",) if FAMILIES[family].residual else ()
     embeddings = ("embeddings",) if FAMILIES[family].embeds else ()
-    return tuple(dict.fromkeys((*first_inits(family), *OTHERS, *zero, *embeddings)))
+    deep = (BY_DEPTH[family.split("-")[2]],) if family in MLPS else ()
+    return tuple(dict.fromkeys((*first_inits(family), *OTHERS, *deep, *zero, *embeddings)))
 
 
 def plan() -> Iterator[tuple[str, str, tuple[str, ...]]]:

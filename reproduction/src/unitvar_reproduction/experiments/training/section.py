@@ -17,7 +17,7 @@ Saved = Sequence[Mapping[str, Any]]
 HEADS = {"ours": "initialize_", "usual": "the usual one"}
 COLUMNS = (
     *HEADS, "scaled", "damped", "unit", "zero", "embeddings", "lsuv", "he", "xavier", "measured", "mean", "paper",
-    "gain-0.7", "gain-0.5", "gain-0.35",
+    "gain-0.8", "gain-0.7", "gain-0.6", "gain-0.5", "gain-0.4", "gain-0.35",
 )  # fmt: skip
 
 

@@ -27,9 +27,7 @@ CALLS = {
     "paper": 'mode="paper"',
     "mean": 'mode="mean"',
     "measured": 'method="measured"',
-    "gain-0.35": "gain=0.35",
-    "gain-0.5": "gain=0.5",
-    "gain-0.7": "gain=0.7",
+    **{f"gain-{gain}": f"gain={gain}" for gain in (0.35, 0.4, 0.5, 0.6, 0.7, 0.8)},
     "embeddings": 'embeddings="unit"',
 }
 """Initialisation → the option of ``initialize_`` that makes it."""
