@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import unitvar
 from unitvar.cli import MOVED, _shape, main
 
 MINE = """
@@ -120,8 +121,44 @@ def test_plan_takes_the_options_of_the_function(inside: None, capsys: pytest.Cap
     options = ["--mode", "mean", "--distribution", "normal", "--only", "body.3.*", "--strict", "--json"]
     assert main(["plan", "mine:Net", "--input", "8x16", *options]) == 0
     assert [row["name"] for row in json.loads(capsys.readouterr().out)] == ["body.3.weight"]
-    assert main(["plan", "mine:Net", "--input", "8x16", "--mode", "fwd"]) == 2
-    assert "mode='fwd' is not one of 'forward'" in capsys.readouterr().err
+    assert main(["plan", "mine:Net", "--input", "8x16", "--gain", "0.5", "--json"]) == 0
+    half = json.loads(capsys.readouterr().out)[0]["scale"]
+    assert main(["plan", "mine:Net", "--input", "8x16", "--gain", "1", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)[0]["scale"] == pytest.approx(2 * half)
+    for option in ("mode", "distribution", "residual", "embeddings"):
+        assert main(["plan", "mine:Net", "--input", "8x16", f"--{option}", "fwd"]) == 2
+        assert f"unitvar: {option}='fwd' is not one of '" in capsys.readouterr().err
+
+
+def test_explain_says_what_it_knows_as_soon_as_it_knows_it(
+    inside: None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A large model takes minutes to measure; its plan does not wait for that."""
+    said = []
+
+    def measured(*_: object, **__: object) -> None:
+        said.append(capsys.readouterr().out)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("unitvar.cli._measured", measured)
+    assert main(["explain", "mine:Net", "--input", "64x16"]) == 130
+    assert "body.3.weight" in said[0]
+    assert said[0].startswith("Plan\n────\n")
+    assert capsys.readouterr().err == "unitvar: interrupted\n"
+
+
+def test_explain_takes_lazy_layers(inside: None, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "mine.py").write_text(MINE + "lazy = nn.Sequential(nn.LazyLinear(8), nn.ReLU(), nn.LazyLinear(2))\n")
+    assert main(["explain", "mine:lazy", "--input", "64x16"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert sum(line.startswith("0.weight ") for line in lines) == 3  # planned, as it is and as planned
+
+
+def test_the_version_is_that_of_the_library(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == f"unitvar {unitvar.__version__}\n"
 
 
 @pytest.mark.parametrize(

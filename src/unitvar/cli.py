@@ -19,6 +19,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from unitvar import __version__
+
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
@@ -58,6 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("unitvar", description=DESCRIPTION)
+    parser.add_argument("--version", action="version", version=f"unitvar {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
 
     def command(name: str, run: Any, text: str) -> argparse.ArgumentParser:
@@ -72,6 +75,9 @@ def _parser() -> argparse.ArgumentParser:
         _add_model(each)
     plan.add_argument("--mode", help="forward, backward, mean or paper")
     plan.add_argument("--distribution", help="sphere, orthonormal, normal or uniform")
+    plan.add_argument("--residual", help="how residual branches end; as in unitvar.plan")
+    plan.add_argument("--gain", type=float, help="multiplies every weight but those that make an output; default: 1")
+    plan.add_argument("--embeddings", help="keep or unit")
     plan.add_argument("--only", action="append", metavar="PATTERN", help="parameters to touch, such as 'head.*'")
     plan.add_argument("--strict", action="store_true", default=None, help="refuse ops that are not understood")
     for each in (explain, measure):
@@ -113,16 +119,20 @@ def _explain(options: argparse.Namespace) -> None:
     import unitvar
 
     model, inputs = _ready(options)
-    before = _measured(model, inputs, options)
     figure = _figure(2) if options.plot else None
+
+    def measured(row: int, title: str) -> None:
+        report = _measured(model, inputs, options)
+        _section(title, report)
+        if figure:
+            _draw(figure, row, title.lower(), report, model, inputs)
+
+    # Each part as soon as it is there: a large model takes its time.
+    _section("Plan", _run(options, unitvar.plan, model, inputs))
+    measured(0, "As it is")
+    unitvar.initialize_(model, inputs, generator=torch.Generator().manual_seed(options.seed + 2))
+    measured(1, "As planned")
     if figure:
-        _draw(figure, 0, "as it is", before, model, inputs)
-    planned = unitvar.initialize_(model, inputs, generator=torch.Generator().manual_seed(options.seed + 2))
-    after = _measured(model, inputs, options)
-    for title, text in (("Plan", planned), ("As it is", before), ("As planned", after)):
-        _print(f"{title}\n{'─' * len(title)}\n{text}\n")
-    if figure:
-        _draw(figure, 1, "as planned", after, model, inputs)
         _save(figure, options.plot)
 
 
@@ -130,14 +140,9 @@ def _plan(options: argparse.Namespace) -> None:
     import unitvar
 
     model, inputs = _ready(options)
-    names = ("mode", "distribution", "only", "strict")
+    names = ("mode", "distribution", "residual", "gain", "embeddings", "only", "strict")
     chosen = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
-    try:
-        planned = unitvar.plan(model, inputs, **chosen)
-    except (ValueError, TypeError):  # of what was chosen, in our own words
-        raise
-    except Exception as error:  # of the user's forward
-        raise _cannot_run(options, error) from error
+    planned = _run(options, unitvar.plan, model, inputs, **chosen)
     _print(json.dumps(planned.rows, indent=2) if options.json else str(planned))
 
 
@@ -255,8 +260,18 @@ def _measured(model: nn.Module, inputs: tuple[Tensor, ...], options: argparse.Na
     import unitvar
 
     torch.manual_seed(options.seed + 1)  # the same masks before and after, and no number that the inputs have
+    found: VarianceReport = _run(options, unitvar.measure, model, inputs, runs=options.runs)
+    return found
+
+
+def _run(options: argparse.Namespace, function: Any, *subjects: Any, **chosen: Any) -> Any:
+    """Call a function of the library on a model of the user's, and say on what it failed if it did."""
     try:
-        return unitvar.measure(model, inputs, runs=options.runs)
+        return function(*subjects, **chosen)
+    except (ValueError, TypeError) as error:
+        if getattr(error, "__notes__", None):  # of the user's forward
+            raise _cannot_run(options, error) from error
+        raise  # of what was chosen, in our own words
     except Exception as error:  # of the user's forward
         raise _cannot_run(options, error) from error
 
@@ -300,6 +315,11 @@ def _draw(
     left, right = figure.axes[2 * row : 2 * row + 2]
     plot.flow(report.rows, ax=left, title=f"{title}: {report.verdict}" if title else report.verdict)
     plot.distributions(model, inputs, ax=right)
+
+
+def _section(title: str, result: object) -> None:
+    _print(f"{title}\n{'─' * len(title)}\n{result}\n")
+    sys.stdout.flush()  # also into a pipe
 
 
 def _save(figure: Any, path: Path) -> None:
