@@ -73,6 +73,9 @@ def test_every_place_and_rate_is_judged_saved_and_resumed(tmp_path: Path) -> Non
             row["log_loss"]["mean and variance"]["mean"], 1e-4
         )
         assert same == (row["place"] in ("no dropout", HEAD))
+    for row in rows:
+        shifted = row["place"] not in ("no dropout", HEAD)
+        assert (row["predicted_variance_ratio"] > 2) == shifted
     assert (tmp_path / "placement.png").stat().st_size > 10_000
 
 

@@ -1,7 +1,7 @@
 """BatchNorm statistics for a shifted test set: CIFAR-10 under noise, blur and low contrast.
 
 Paper: nothing; it re-estimates on the training set. Schneider et al. (2020) replace the statistics by those of the
-shifted images, blended with the old ones where images are few (CIFAR-10-C, WRN-28-10: 43.5 → 20.4 %, Nado et al. 2020).
+shifted images, blended with the old ones where images are few (CIFAR-10-C, WRN-28-10: 43.5 → 20.4 %, Wang et al. 2022).
 Ours: a small ResNet trained on part of CIFAR-10 at 16x16; the test set corrupted by us; error with the statistics of
 training (source), of n corrupted images without labels (target), and of both (blended, the source counted as so many
 images or values). The images that statistics come from are not those that are judged. Two minutes a network on one
@@ -212,7 +212,10 @@ def _draw(rows: list[dict[str, Any]], path: Path) -> Path:
                 color=colour,
                 label=kind,
             )
-        ax.set_xscale("log", base=4)
+        sizes = sorted({row["target_images"] for row in own if row["target_images"]})
+        ax.set_xscale("log")
+        ax.set_xticks(sizes, [f"{size:,}" for size in sizes])
+        ax.set_xticks([], minor=True)
         ax.set_title("nothing shifted" if name == "none" else name, fontsize="medium")
         ax.set_xlabel("target images")
         ax.spines[["top", "right"]].set_visible(False)
