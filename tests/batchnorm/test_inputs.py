@@ -87,11 +87,10 @@ def test_what_is_no_iterable_of_batches_is_refused(batches) -> None:
     [
         (DATA[0], r"a tensor of shape \(16, 64\).*one batch, pass \[batch\]; .*pass batches.unbind\(\)"),
         (torch.randn(32, 10, 8), r"a tensor of shape \(32, 10, 8\), not an iterable of batches"),
-        ((DATA[0], LABELS), r"tuple of two tensors of shapes \(16, 64\) and \(16,\).*pair.*pass \[batch\]"),
-        (
-            [DATA[0], LABELS.long()[:, None]],
-            r"list of two tensors.*pair.*pass \[batch\]; its first element",
-        ),
+        ((DATA[0], LABELS), r"tuple of 2 tensors of shapes \(16, 64\) and \(16,\): .*one batch.*pass \[batch\]"),
+        ([DATA[0], LABELS.long()[:, None]], r"list of 2 tensors.*pass \[batch\], whose first element.*forward=lambda"),
+        ((DATA[0], torch.randn(16, 1)), r"tuple of 2 tensors of shapes \(16, 64\) and \(16, 1\): "),  # a regression
+        ((DATA[0], LABELS, LABELS), r"tuple of 3 tensors of shapes \(16, 64\), \(16,\) and \(16,\): "),
         ({"x": DATA[0]}, r"a dict, not.*pass \[batch\]: .*keyword arguments.*forward=lambda model, batch: model"),
     ],
 )
@@ -111,6 +110,8 @@ def test_the_remedies_work() -> None:
     assert torch.equal(variance([{"image": DATA[0]}], forward=lambda model, batch: model(batch["image"])), alone)
     # Two batches of one kind are two batches, of whatever sizes.
     assert torch.equal(variance((DATA[0], DATA[1])), variance([DATA[0], DATA[1]]))
+    images = nn.BatchNorm2d(3)
+    assert unitvar.reestimate_bn_(images, [torch.randn(4, 3, 8, 8), torch.randn(4, 3, 6, 6)]).batches == 2
 
 
 def test_a_dict_that_the_model_does_not_take_is_refused_with_the_remedy() -> None:

@@ -20,7 +20,7 @@ from unitvar.running.calling import device_of, moved
 Forward = Callable[[Any, Any], Any]
 
 
-def check_batches(batches: object, *, repeatedly: bool) -> None:
+def check_batches(batches: Any, *, repeatedly: bool) -> None:
     """Refuse what iterates, but not over batches, or only once if it has to do so repeatedly."""
     if isinstance(batches, Tensor):
         raise TypeError(
@@ -29,9 +29,9 @@ def check_batches(batches: object, *, repeatedly: bool) -> None:
         )
     if _is_pair(batches):
         raise TypeError(
-            f"batches is a {type(batches).__name__} of two tensors of shapes {_shape(batches, 0)} and "
-            f"{_shape(batches, 1)}, which looks like one (input, target) pair. If it is one batch, pass [batch]; its "
-            "first element is the input."
+            f"batches is a {type(batches).__name__} of {len(batches)} tensors of shapes {_shapes(batches)}: it looks "
+            "like one batch of an input and its target. If it is, pass [batch], whose first element is the input. To "
+            "run it otherwise, pass forward=lambda model, batch: model(...) too."
         )
     if isinstance(batches, Mapping):
         raise TypeError(
@@ -110,17 +110,28 @@ def _length(batches: Any) -> int | None:
 
 
 def _is_pair(batches: Any) -> bool:
-    """Return True for an input and its target: as many of both, and the second is no batch like the first."""
-    if not isinstance(batches, (tuple, list)) or len(batches) != 2:
+    """Return True for an input and its target, and maybe weights: as many of each, and no batch like the first.
+
+    Two batches of images or sequences may differ in size. Two of plain features may not, nor in dtype or dimensions.
+    """
+    if not isinstance(batches, (tuple, list)) or len(batches) not in (2, 3):
         return False
-    x, y = batches
-    if not (isinstance(x, Tensor) and isinstance(y, Tensor) and x.dim() and y.dim() and len(x) == len(y)):
+    if not all(isinstance(t, Tensor) and t.dim() and len(t) == len(batches[0]) for t in batches):
         return False
-    return x.dim() != y.dim() or x.is_floating_point() != y.is_floating_point()
+    return any(_is_other(batches[0], t) for t in batches[1:])
 
 
-def _shape(batches: Any, index: int) -> tuple[int, ...]:
-    return tuple(batches[index].shape)
+def _is_other(x: Tensor, y: Tensor) -> bool:
+    """Return True if no model that takes one tensor takes the other."""
+    features = x.dim() == y.dim() == 2 and x.is_floating_point()
+    return (
+        x.dim() != y.dim() or x.is_floating_point() != y.is_floating_point() or (features and x.shape[1] != y.shape[1])
+    )
+
+
+def _shapes(batches: Any) -> str:
+    *first, last = (str(tuple(t.shape)) for t in batches)
+    return f"{', '.join(first)} and {last}"
 
 
 @contextmanager
