@@ -199,6 +199,17 @@ def test_probabilities_are_those_of_many_draws() -> None:
     torch.testing.assert_close(found.mutual_information, information, rtol=0, atol=0.03)
 
 
+def test_probabilities_have_gradients_where_the_mean_has() -> None:
+    """Also where they are asked for after the call, outside of its no_grad."""
+    model, x = nn.Sequential(nn.Dropout(0.5), nn.Linear(4, 3)), torch.randn(2, 4)
+    with torch.no_grad():
+        found = unitvar.expect(model, x)
+    assert not found.probabilities.requires_grad
+    assert not found.mutual_information.requires_grad
+    unitvar.expect(model, x).probabilities[:, 0].sum().backward()
+    assert model[1].weight.grad is not None
+
+
 def test_dropout_that_the_result_does_not_need_is_let_through() -> None:
     class Unused(nn.Module):
         def forward(self, x: Tensor) -> Tensor:

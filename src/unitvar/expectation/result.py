@@ -30,7 +30,9 @@ class Expectation:
     Attributes:
         mean: the mean, in the structure that the model returns.
         var: the variance of each element, in the same structure; float32 for outputs in half precision.
-        methods: how each kind of op was followed: "exact", "closed form", "quadrature", "first order", "sampled".
+        methods: how each kind of op was followed: "exact" (for independent elements), "closed form" or "quadrature"
+            (for Gaussian ones), "closed form and quadrature" (mean and variance), "first order", "independent",
+            "sampled", "at the mean".
         sampled: ops without a rule, which were sampled or taken at the mean, and the module of the first.
     """
 
@@ -85,6 +87,12 @@ class Expectation:
     @cached_property
     def _drawn(self) -> tuple[Tensor, Tensor]:
         logits = self._the_logits()
+        # What was computed without gradients has none, wherever it is asked for: the covariance is made of parameters.
+        with torch.set_grad_enabled(torch.is_grad_enabled() and logits.mean.requires_grad):
+            return self._averaged(logits)
+
+    @staticmethod
+    def _averaged(logits: Uncertain) -> tuple[Tensor, Tensor]:
         mean, root = wide(logits.mean), _root(logits)
         classes = mean.shape[-1]
         total, entropy = torch.zeros_like(mean), mean.new_zeros(mean.shape[:-1])
