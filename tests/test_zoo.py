@@ -33,9 +33,8 @@ def test_predicted_is_measured_in_transformers(family: str) -> None:
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("family", [pytest.param(f, marks=NOT_YET.get(f, ())) for f in zoo.TIMM])
 def test_predicted_is_measured_in_timm(family: str) -> None:
-    """All but one: a gate of a few units in a small network is nearly the same for all examples, few numbers a draw."""
-    found = row(family, zoo.TIMM[family], draws=24)
-    assert found.near >= found.measured - (found.measured > 20), found
+    found = row(family, zoo.TIMM[family], draws=24)  # a gate of a few units gives few numbers a draw
+    assert found.near / found.measured >= 0.97, found
     assert 1 / 3 < found.worst < 3, found
 
 
