@@ -143,6 +143,7 @@ class _Ops(Strike):
             self.strike()
 
 
+@cache
 def ops_of(name: str) -> int:
     """Count the ops of a call that succeeds, once what is computed a single time is there."""
     CALLS[name].run(victim(), BATCHES)
@@ -260,6 +261,7 @@ def _with_lines(file: str) -> frozenset[int]:
     )
 
 
+@cache
 def lines_of(name: str) -> Counter[Place]:
     """Count how often a call that succeeds reaches each line that guards something."""
     CALLS[name].run(victim(), BATCHES)

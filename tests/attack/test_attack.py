@@ -13,8 +13,11 @@ from tests.attack.snapshot import differences, snapshot
 pytestmark = [pytest.mark.usefixtures("untyped"), pytest.mark.filterwarnings("ignore:Full backward hook")]
 
 
+SIMILAR = {"Plan.apply_", "expect, with samples", "expected", "bn_statistics"}  # to others, which are tried here
+
+
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("name", [name for name in CALLS if name not in SIMILAR])
 def test_a_fault_anywhere_leaves_no_trace(name: str, kind: str) -> None:
     ops, lines = ops_of(name), sorted(lines_of(name).items())
     cases = [

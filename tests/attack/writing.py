@@ -226,15 +226,18 @@ def killed(kills: int = 20) -> Iterator[Case]:
             seen, lost = 0, []
             for _ in range(kills):
                 pid = _forked(partial(_write_on, write, folder, seen))
-                time.sleep(rng.uniform(0.01, 0.15))
-                os.kill(pid, signal.SIGKILL)
-                os.waitpid(pid, 0)
                 try:
+                    end = time.monotonic() + 120
+                    while read(folder) == seen and time.monotonic() < end:  # what is read meanwhile is whole, too
+                        time.sleep(0.001)
+                    time.sleep(rng.uniform(0.0, 0.1))
+                    os.kill(pid, signal.SIGKILL)
+                    os.waitpid(pid, 0)
                     found = read(folder)
                 except Exception as error:
                     lost.append(f"{type(error).__name__}: {error}")
                     break
-                if found < seen:
+                if found <= seen:
                     lost.append(f"version {found} after {seen}")
                 seen = found
             halves = sum(".partial" in path.name or path.name.startswith(".") for path in folder.iterdir())
