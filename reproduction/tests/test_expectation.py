@@ -8,8 +8,13 @@ import torch
 from sklearn.metrics import roc_auc_score
 
 from fake import write_mnist
-from unitvar_reproduction.experiments.expectation import tasks, trial
+from unitvar_reproduction import record
+from unitvar_reproduction.experiments import mlp
+from unitvar_reproduction.experiments.expectation import paper, tasks, trial
 from unitvar_reproduction.experiments.expectation.experiment import summarised
+from unitvar_reproduction.experiments.expectation.tables import tables
+
+ROOT = Path(__file__).parents[2]
 
 
 def test_auroc_is_scikit_learns_with_ties() -> None:
@@ -38,3 +43,29 @@ def test_a_trial_asks_in_every_way(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     rows = summarised([found, found])
     assert rows[0]["task"] == "mlp-0.5"
     assert rows[0]["error"]["mean"] == pytest.approx(ways["off"]["error"], rel=1e-4)
+
+
+def test_the_page_has_the_tables_of_the_saved_trials() -> None:
+    page = (ROOT / "docs/expectation.md").read_text(encoding="utf-8")
+    shown = page.split("<!-- results -->\n")[1].split("\n<!-- end of results -->")[0]
+    found = sorted((ROOT / "reproduction/results/expectation").glob("*.json"))
+    assert shown == tables([record.load(path) for path in found])
+
+
+def test_a_network_of_the_paper_is_judged_at_its_best_validation_loss(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Dropout off must be what the MNIST experiment itself reports of the same trial."""
+    short = replace(paper.NETWORKS["relu-0.3"], epochs=1, held_out=20, width=16)
+    monkeypatch.setitem(paper.NETWORKS, "relu-0.3", short)
+    monkeypatch.setattr(trial, "DRAWS", (1, 5))
+    folder = write_mnist(tmp_path, 100)
+    with pytest.warns(UserWarning, match="is not the published file"):
+        found = paper.run_trial("relu-0.3", 0, folder)
+    with pytest.warns(UserWarning, match="is not the published file"):
+        whole = mlp.run_trial(short, data_dir=folder)
+    assert found["ways"]["off"]["error"] == pytest.approx(whole["test"]["best"]["error"], abs=1e-4)
+    assert found["ways"]["off"]["log_loss"] == pytest.approx(whole["test"]["best"]["log_loss"], rel=1e-3)
+    rows = paper.summarised([found])
+    assert {row["way"] for row in rows} == set(found["ways"])
+    assert rows[0]["error"]["half_width"] is None
