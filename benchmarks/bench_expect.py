@@ -1,8 +1,8 @@
 """Integrating dropout out costs at most three evaluation passes, and a hundred samples cost a hundred.
 
 ``expected(model)``, called again on a shape that it has recorded, against one pass in evaluation mode and against ten
-samples, whose time is multiplied by ten. An MLP and a VGG with ReLUs, a DenseNet with BatchNorm, a transformer with
-GELU and an LSTM. The first call for a shape, which records, is reported by itself.
+samples, whose time is multiplied by ten. An MLP and a VGG with ReLUs, a DenseNet with BatchNorm, a U-Net with channel
+dropout, a transformer with GELU and an LSTM. The first call for a shape, which records, is reported by itself.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 import unitvar
 from interleaved import RESULTS, interleave, ratio, show
 from unitvar_reproduction import networks, record
+from unitvar_reproduction.experiments.expectation.tasks import TASKS
 from zoo.sequence import mlp as dense
 
 LIMIT = 3.0
@@ -38,6 +39,11 @@ def vgg() -> tuple[nn.Module, Tensor]:
 def densenet() -> tuple[nn.Module, Tensor]:
     """Build a DenseNet of 22 layers, a batch of 32."""
     return networks.DenseNet(22, 12, 0.2), torch.randn(32, 3, 32, 32)
+
+
+def unet() -> tuple[nn.Module, Tensor]:
+    """Build the U-Net of the study with dropout of whole channels, a batch of 32."""
+    return TASKS["unet"].build(), torch.randn(32, 1, 28, 28)
 
 
 def transformer() -> tuple[nn.Module, Tensor]:
@@ -73,7 +79,7 @@ if __name__ == "__main__":
     arguments = parser.parse_args()
     torch.manual_seed(0)
     rows: list[dict[str, object]] = []
-    for build in (mlp, vgg, densenet, transformer, lstm):
+    for build in (mlp, vgg, densenet, unet, transformer, lstm):
         model, batch = build()
         model.eval()
         module = unitvar.expected(model)
