@@ -48,3 +48,23 @@ def test_no_weight_is_skipped_in_silence(family: str) -> None:
     assert weights == set(plan.skipped) | {layer.name for layer in plan}
     assert not plan.unsupported
     assert all(len(line) <= 80 for line in str(plan).splitlines())
+
+
+# Networks that are known to be hard with the initialisation they come with, and what measure says of them.
+UNHEALTHY = {
+    "VGG": "gradient norm falls to",  # 13 convolutions with dropout, torch's default: it never leaves chance
+    "U-Net": "gradient norm falls to",  # no norm, torch's default
+    "CaiT": "gradient norm falls to",  # branches scaled by 1e-5
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("family", [*FAMILIES, *zoo.HUGGING_FACE, *zoo.TIMM])
+def test_the_zoo_is_healthy_under_its_own_initialisation_and_under_ours(family: str) -> None:
+    torch.manual_seed(0)
+    model, example = {**FAMILIES, **zoo.HUGGING_FACE, **zoo.TIMM}[family]()
+    report = unitvar.measure(model, example, runs=1)
+    assert report.healthy == (family not in UNHEALTHY), report.verdict
+    assert UNHEALTHY.get(family, "") in report.verdict
+    unitvar.initialize_(model, example)
+    assert unitvar.measure(model, example, runs=1).healthy

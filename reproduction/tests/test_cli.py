@@ -2,13 +2,16 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from unitvar_reproduction import cli
+from unitvar_reproduction.commands import COMMANDS
 from unitvar_reproduction.sweep.run import TrialError
 
 EXPERIMENTS = ("table1", "stability", "forward", "backward", "factors", "digits", "reestimation", "cost")
@@ -56,3 +59,11 @@ def test_trials_that_failed_are_named_without_a_traceback(
     monkeypatch.setattr("unitvar_reproduction.experiments.table1.Table1.run", failing)
     assert cli.main(["table1"]) == 2
     assert capsys.readouterr().err == "unitvar-paper: 2 of 5 trials failed; the others are saved\n"
+
+
+def test_every_command_stands_in_the_docs() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "command-line.md").read_text(encoding="utf-8")
+    page = page.partition("## `unitvar-paper`")[2]
+    shown = set(re.findall(r"`(?:unitvar-paper )?([a-z0-9]+)\b[^`]*`", page))
+    commands = {kind.__metadata__[0].name for kind in get_args(COMMANDS)}
+    assert commands <= shown

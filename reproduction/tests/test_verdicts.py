@@ -54,7 +54,7 @@ def test_what_was_recorded_was_judged_by_the_limits_of_today_and_stands_in_the_d
         ("families, initialised", "families at initialisation"),
         ("families, trained", "families after training"),
         ("built to fail", "built to fail"),
-        ("steps between", "steps between"),
+        ("steps between", "between the two"),
     ):
         counts = saved["rates"][name]
         assert (

@@ -142,4 +142,7 @@ def test_what_is_not_finite_explodes_and_what_is_nothing_vanishes() -> None:
     assert verdict("it", ["a", "b"], [float("nan"), 1.0]) == "it is nan at a: exploding"
     assert verdict("it", list("abc"), [1.0, 0.0, 0.0]) == "it is 0 at 2 of 3 layers: vanishing"
     assert verdict("it", ["a", "b"], [1.0, 1.0]) == "it holds from a to b: steady"
+    # Zeros that something bypasses, as it does residual branches that start at zero, are none of its trend.
+    assert verdict("it", list("abcdef"), [1.0, 0.0, 0.0, 0.0, 0.0, 1.0]) == "it holds from a to f: steady"
+    assert verdict("it", list("abcdef"), [1.0, 0.0, 0.0, 1e-3, 0.0, 1e-6]).endswith("from a to f: vanishing")
     assert verdict("it", ["a", "b"], [1.0, None]) == ""

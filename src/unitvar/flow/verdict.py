@@ -5,7 +5,8 @@ with a second moment of one at every layer it is the norm that backward steps ke
 it too. What counts is what compounds with depth, not a jump at one layer: a global average pool shrinks every gradient
 before it once, and harms nothing. So the trend of the logarithm against depth is the median of the slopes of all pairs
 of layers (Theil and Sen). A quantity explodes or vanishes if that trend, over the whole depth, is above ``GROWS`` or
-below ``FALLS``, and if at least the share ``AGREEING`` of all pairs goes its way; else it is steady.
+below ``FALLS``, and if at least the share ``AGREEING`` of all pairs goes its way; else it is steady. Zeros are left out
+of the trend, unless most values are zero and so is the last: then nothing arrives.
 
 **Level.** An output whose E z² is above ``LARGE`` is too large: a softmax is then sure of itself and wrong. Training
 makes outputs as large without harm, by fitting the weights to the data; so what counts is the smaller of what was
@@ -60,7 +61,8 @@ def verdict(what: str, labels: Sequence[str], values: Sequence[float | None]) ->
         if not math.isfinite(value):
             return f"{what} is {value} at {label}: exploding"
     positive = [(label, value) for label, value in known if value > 0]
-    if len(positive) <= len(known) / 2:
+    # Residual branches that start at zero get no gradient; what bypasses them does.
+    if len(positive) <= len(known) / 2 and known[-1][1] == 0:
         return f"{what} is 0 at {len(known) - len(positive)} of {len(known)} layers: vanishing"
     factor, share = trend([value for _, value in positive])
     word = "exploding" if factor > GROWS else "vanishing" if factor < FALLS else "steady"
