@@ -10,7 +10,7 @@ import pytest
 
 from unitvar_reproduction import record
 from unitvar_reproduction.experiments.sections import SECTIONS
-from unitvar_reproduction.judgement import at_most, clearly_lower, in_words, lower, paired, verdict, within
+from unitvar_reproduction.judgement import at_most, clearly_lower, in_words, lower, more_often, paired, verdict, within
 from unitvar_reproduction.statistics import Estimate, median_interval
 
 RESULTS = Path(__file__).parents[1] / "results"
@@ -55,6 +55,14 @@ def test_pairs_are_of_the_same_seed_and_what_never_ends_counts_as_the_whole() ->
 def test_ranges_and_limits_have_three_answers() -> None:
     assert [within(v, 0.5, 2) for v in ([1, 1.5], [1, 3], [3, None])] == [True, None, False]
     assert [at_most(i, 1.3) for i in ((1.1, 1.2), (1.2, 1.4), (1.4, 1.8))] == [True, None, False]
+
+
+def test_a_sign_test_needs_six_wins_without_a_loss() -> None:
+    """Both sides count, so n wins of n have p = 2^(1 - n): 1/16 at five, 1/32 at six."""
+    assert more_often(5, 0) == (None, pytest.approx(2**-4))
+    assert more_often(6, 0) == (True, pytest.approx(2**-5))
+    assert more_often(0, 6) == (False, pytest.approx(2**-5))
+    assert more_often(0, 0) == (None, 1.0)
 
 
 def test_the_interval_of_a_median_covers_it_95_times_in_100_or_more() -> None:
@@ -153,3 +161,34 @@ def test_digits_are_judged_as_mnist_is_and_nothing_is_compared_with_infinity() -
         shift = 0.0 if row["init"] == "paper" else 0.1
         row["by_seed"] = dict.fromkeys("012", 0.1 + shift)
     assert told("digits", payload) == "held"
+
+
+@pytest.mark.parametrize(
+    ("claims", "expected"),
+    [
+        (("held", "held"), "held"),
+        (("held", "open"), "partly"),
+        (("contrary", "held"), "partly"),
+        (("open", "open"), "not at this scale"),
+        (("contrary", "contrary"), "not at this scale"),  # the networks are smaller than the paper's
+    ],
+)
+def test_where_the_vgg_trains_is_judged_claim_by_claim(claims: tuple[str, ...], expected: str) -> None:
+    payload = saved("trainability_small")
+    payload["claims"] = [{**payload["claims"][0], "verdict": claim} for claim in claims]
+    section = SECTIONS["trainability_small"](payload)
+    assert section.verdict == expected
+    counts = [claims.count(word) for word in ("held", "contrary", "open")]
+    assert f"{counts[0]} hold, {counts[1]} show the opposite and {counts[2]} are open" in section.found[0]
+
+
+@pytest.mark.parametrize("name", [name for name in SECTIONS if (RESULTS / f"{name}.json").exists()])
+def test_every_picture_says_what_to_see_and_what_it_shows(name: str) -> None:
+    for picture in SECTIONS[name](saved(name)).pictures:
+        assert len(picture.caption.split()) >= 10, picture
+        assert len(picture.alt.split()) >= 6, picture
+        assert picture.caption != picture.alt
+
+
+def test_sections_that_claim_nothing_of_the_paper_are_not_judged() -> None:
+    assert [told(name, saved(name)) for name in ("stability", "training")] == ["", ""]

@@ -12,7 +12,18 @@ from typing import Any
 
 from unitvar_reproduction.statistics import Estimate, estimate
 
-__all__ = ["VERDICTS", "at_most", "clearly_lower", "count", "in_words", "lower", "paired", "verdict", "within"]
+__all__ = [
+    "VERDICTS",
+    "at_most",
+    "clearly_lower",
+    "count",
+    "in_words",
+    "lower",
+    "more_often",
+    "paired",
+    "verdict",
+    "within",
+]
 
 VERDICTS = ("held", "partly", "not held", "not at this scale", "not shown")
 
@@ -78,6 +89,14 @@ def clearly_lower(difference: Estimate, p: float) -> Answer:
     if p >= CHANCE:
         return None
     return difference.mean < 0 if difference.half_width is None else lower(difference)
+
+
+def more_often(wins: int, losses: int) -> tuple[Answer, float]:
+    """Answer by a sign test whether wins are more frequent than losses; return its p, too."""
+    from scipy.stats import binomtest
+
+    p = float(binomtest(wins, wins + losses).pvalue) if wins + losses else 1.0
+    return (None if p >= CHANCE else wins > losses), p
 
 
 def within(values: Sequence[float | None], low: float, high: float) -> Answer:

@@ -144,7 +144,7 @@ def _told(name: str, payload: Mapping[str, Any], folder: Path) -> Section:
 
 def _section(name: str, section: Section, payload: Mapping[str, Any], folder: Path) -> str:
     sentences = "".join(f"<p>{_text(sentence)}</p>" for sentence in section.found)
-    pictures = "".join(_picture(folder, picture, section.title) for picture in section.pictures)
+    pictures = "".join(_picture(folder, picture) for picture in section.pictures)
     tables = "".join(_table(grid) for grid in section.tables)
     trials = f', <a href="{name}/">one file a trial</a>' if (folder / name).is_dir() else ""
     return f"""<section><h2 id="{name}">{_text(section.title)}{_verdict(section)}</h2>
@@ -186,15 +186,13 @@ def _short(commit: str) -> str:
     return digits[:12] + mark + changed
 
 
-def _picture(folder: Path, picture: Picture | str, title: str) -> str:
-    if isinstance(picture, str):
-        picture = Picture(picture, "", title)
+def _picture(folder: Path, picture: Picture) -> str:
     path = folder / picture.file
     if not path.exists():
         return f"<p class=ran>{_text(path.name)} is missing.</p>"
     encoded = base64.b64encode(path.read_bytes()).decode()
     image = f'<img alt="{_text(picture.alt)}" src="data:image/png;base64,{encoded}">'
-    caption = f"<figcaption>{_text(picture.caption)}</figcaption>" if picture.caption else ""
+    caption = f"<figcaption>{_text(picture.caption)}</figcaption>"
     return f"<figure>{_WIDE}<div class=scroll tabindex=0>{image}</div>{caption}</figure>"
 
 

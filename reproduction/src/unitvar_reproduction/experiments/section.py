@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from unitvar_reproduction.judgement import VERDICTS, verdict
@@ -45,7 +45,7 @@ class Section:
     """Seeds and sizes."""
 
     tables: tuple[Grid, ...] = ()
-    pictures: tuple[Picture | str, ...] = field(default=())
+    pictures: tuple[Picture, ...] = ()
     verdict: str = ""
     """One of VERDICTS, by the numbers; nothing where the paper claims nothing."""
 

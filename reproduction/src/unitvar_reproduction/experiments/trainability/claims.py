@@ -9,13 +9,14 @@ from typing import Any
 
 from unitvar_reproduction.experiments.trainability.summary import OPTIMISERS
 from unitvar_reproduction.experiments.trainability.trial import DATASETS
+from unitvar_reproduction.judgement import lower, more_often
 from unitvar_reproduction.statistics import Estimate, estimate
 
-__all__ = ["ENOUGH", "UNTRAINABLE", "Judgement", "claims", "compared"]
+__all__ = ["ENOUGH", "UNTRAINABLE", "WORDS", "Judgement", "claims", "compared"]
 
 UNTRAINABLE = 0.01  # the rate of Nesterov momentum at which the paper calls He's weights untrainable
 ENOUGH = 3  # pairs that an interval needs to decide
-LEVEL = 0.05
+WORDS = {True: "held", False: "contrary", None: "open"}
 
 Row = Mapping[str, Any]
 
@@ -73,9 +74,7 @@ def at(row: Row, rate: float) -> Row:
 
 def _decided(difference: Estimate | None, pairs: int) -> str:
     """Judge a difference that the claim says is below zero."""
-    if difference is None or pairs < ENOUGH or not difference.excludes_zero:
-        return "open"
-    return "held" if difference.mean < 0 else "contrary"
+    return WORDS[lower(difference) if pairs >= ENOUGH else None]
 
 
 def _error(ours: Row, he: Row) -> tuple[str, str]:
@@ -91,8 +90,6 @@ def _rates(ours: Row, he: Row) -> tuple[str, str]:
 
     Neighbouring rates are not independent, so the level is nominal.
     """
-    from scipy.stats import binomtest
-
     pairs = [
         (found["trained"][seed], at(he, found["rate"])["trained"][seed])
         for found in ours["rates"]
@@ -101,10 +98,8 @@ def _rates(ours: Row, he: Row) -> tuple[str, str]:
     ]
     more, fewer = sum(a and not b for a, b in pairs), sum(b and not a for a, b in pairs)
     said = f"{sum(a for a, _ in pairs)} against {sum(b for _, b in pairs)} of {_counted(len(pairs), 'trial')}"
-    p = binomtest(more, more + fewer).pvalue if more + fewer else 1.0
-    if p >= LEVEL:
-        return f"{said} (p = {p:.2g})", "open"
-    return f"{said} (p = {p:.2g})", "held" if more > fewer else "contrary"
+    answer, p = more_often(more, fewer)
+    return f"{said} (p = {p:.2g})", WORDS[answer]
 
 
 def _untrainable(ours: Row, he: Row) -> tuple[str, str] | None:

@@ -5,14 +5,26 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from unitvar_reproduction.experiments.section import Grid, Payload, Section, precision, verdict
-from unitvar_reproduction.experiments.trainability.claims import at, compared
+from unitvar_reproduction.experiments.section import Grid, Payload, Picture, Section, precision, verdict
+from unitvar_reproduction.experiments.trainability.claims import WORDS, at, compared
 from unitvar_reproduction.experiments.trainability.figures import TITLES
 from unitvar_reproduction.experiments.trainability.summary import DOUBT, MARGIN, OPTIMISERS
 from unitvar_reproduction.experiments.trainability.trial import NAMES
 from unitvar_reproduction.statistics import estimate
 
 __all__ = ["trainability"]
+
+ANSWERS = {word: answer for answer, word in WORDS.items()}
+RATES = (
+    "Look for points below the dotted line of guessing: there a network trains. A filled point is a seed at a rate "
+    "where every seed trains, a hollow one a seed at a rate where not all do; lines are means, bands reach from the "
+    "best seed to the worst.",
+    "Validation error against the learning rate for each initialisation, a panel for each data set and optimiser.",
+)
+STARTS = (
+    "Look at whose loss falls first, and at whose gradient starts small: a line for each network.",
+    "Training loss and the first layer's gradient over the first steps at full width, for each initialisation.",
+)
 
 
 def trainability(p: Payload) -> Section:
@@ -33,15 +45,15 @@ def trainability(p: Payload) -> Section:
     ]
     if p["starts"]:
         tables.append(_first_steps(p["starts"]))
-    pictures = [f"{name}.png"] if p["rows"] else []
-    pictures += [f"{name}_full.png"] if p["starts"] else []
+    pictures = [Picture(f"{name}.png", *RATES)] if p["rows"] else []
+    pictures += [Picture(f"{name}_full.png", *STARTS)] if p["starts"] else []
     return Section(
         "Where the VGG trains",
         "Against He's weights: lower error, more rates that train (He's do not at Nesterov 0.01), and no first layer "
         "that waits for dozens of epochs because its gradient vanishes.",
         (
             f"Of {len(verdicts)} judgements, a claim on a data set under an optimiser, {verdicts.count('held')} hold, "
-            f"{verdicts.count('contrary')} turn out the other way round and {verdicts.count('open')} are open.",
+            f"{verdicts.count('contrary')} show the opposite and {verdicts.count('open')} are open.",
             *_against_paper(p["rows"]),
         ),
         f"First stack {base['width']} wide (paper: 64), {base['epochs']} epochs of {base['images']:,} images in "
@@ -52,7 +64,7 @@ def trainability(p: Payload) -> Section:
         "interval over at least three seeds.",
         tuple(tables),
         tuple(pictures),
-        verdict=verdict((v == "held" for v in verdicts), shrunk=True),
+        verdict=verdict((ANSWERS[v] for v in verdicts), shrunk=True),
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from unitvar_reproduction.experiments.section import Grid, Payload, Section
+from unitvar_reproduction.experiments.section import Grid, Payload, Picture, Section
 from unitvar_reproduction.experiments.training.families import FAMILIES, ours
 from unitvar_reproduction.experiments.training.summary import VERDICTS, claims
 from unitvar_reproduction.experiments.training.words import OPTIMISERS, title
@@ -19,6 +19,18 @@ COLUMNS = (
     *HEADS, "scaled", "damped", "unit", "zero", "embeddings", "lsuv", "he", "xavier", "measured", "mean", "paper",
     "gain-0.8", "gain-0.7", "gain-0.6", "gain-0.5", "gain-0.4", "gain-0.35",
 )  # fmt: skip
+
+
+RATES = (
+    "Compare the lowest points of the colours in a panel: each is an initialisation at its best rate, marked by a "
+    "large dot. A curve that is flat around its lowest point forgives a wrong rate.",
+    "Log loss on the tuning set against the learning rate, a panel for each family, a line for each initialisation.",
+)
+GAINS = (
+    "Above, look where each line is lowest: a gain of one is unit variance. Below, the best gain of each network "
+    "against the share of its last layer's signal that tells examples apart.",
+    "Log loss against the gain of the hidden layers of plain dense networks, and the best gain against the signal.",
+)
 
 
 def training(p: Payload) -> Section:
@@ -35,7 +47,7 @@ def training(p: Payload) -> Section:
         "Rates are chosen on one held-out set with two seeds; differences are of the log loss on another, paired over "
         f"{config['seeds']} seeds.",
         tables,
-        tuple(config["pictures"]),
+        tuple(Picture(name, *(GAINS if "gains" in name else RATES)) for name in config["pictures"]),
     )
 
 
