@@ -9,7 +9,7 @@ from tests.composition.random_graphs import Description, descriptions, seeded
 
 
 def test_nearly_all_weights_of_random_networks_are_as_predicted() -> None:
-    """40 networks of four draws each. A crash in any of them fails with the network, shrunk, as text."""
+    """40 networks of eight draws each. A crash in any of them fails with the network, shrunk, as text."""
     found: list[Finding] = []
 
     @settings(
@@ -17,7 +17,7 @@ def test_nearly_all_weights_of_random_networks_are_as_predicted() -> None:
     )
     @given(descriptions())
     def drawn(description: Description) -> None:
-        found.extend(findings(description, draws=4))
+        found.extend(findings(description, draws=8))
 
     # Hypothesis likes small networks; half of them are drawn evenly.
     for seed in range(20):

@@ -108,9 +108,15 @@ def _sum(a: Signal, b: Signal, alpha: float, shape: tuple[int, ...]) -> Signal:
         made = made.related(pairs, mean=made.mean + off, second=second, shape=shape)
     else:
         made = added(a, b.scaled(alpha, path=b.path), shape)
+    return made.like(sum_of=tuple(terms.values()) if len(terms) <= _TERMS else (), rank=_rank(a, b, alpha))
+
+
+def _rank(a: Signal, b: Signal, alpha: float) -> float:
+    """Return the rank of a sum: covariances of independent terms add, those of one weight's outputs are like one."""
+    if a.path.last is not None and a.path.last == b.path.last:  # as rotary positions mix them
+        return max(a.participating, b.participating)
     va, vb = a.var, b.var * alpha**2
-    rank = (va + vb) ** 2 / (va**2 / a.participating + vb**2 / b.participating) if va + vb > 0 else 0.0
-    return made.like(sum_of=tuple(terms.values()) if len(terms) <= _TERMS else (), rank=rank)
+    return (va + vb) ** 2 / (va**2 / a.participating + vb**2 / b.participating) if va + vb > 0 else 0.0
 
 
 def number_for_statistic(x: Signal) -> Signal:
