@@ -29,8 +29,8 @@ class ActivationMoments:
         mean: :math:`E f(z)`.
         second: :math:`E f(z)^2`, the forward factor of a layer.
         slope: :math:`E f'(z)^2`, the backward factor; f' is what autograd computes.
-        chi: :math:`E[z f f'] / E[f^2]`, how a relative change of :math:`E z^2` passes through f. A depth-wise fixed
-            point of the second moment is stable only where chi ≤ 1. NaN where :math:`E f^2 = 0`.
+        chi: :math:`E[z f f'] / E[f^2]`, the factor by which a layer multiplies a small relative deviation of
+            :math:`E z^2`. Above one, deviations grow with depth. NaN where :math:`E f^2 = 0`.
     """
 
     mean: float

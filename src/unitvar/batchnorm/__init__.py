@@ -1,4 +1,4 @@
-"""BatchNorm statistics as they are with dropout off."""
+"""BatchNorm statistics recomputed with dropout off."""
 
 from unitvar.batchnorm.reestimate import bn_statistics, reestimate_bn_, reestimated_bn
 from unitvar.batchnorm.report import BatchNormChange, BatchNormReport

@@ -39,18 +39,18 @@ def reestimate_bn_(
     progress: bool = False,
     group: ranks.Group = None,
 ) -> BatchNormReport:
-    """Set the running statistics of every BatchNorm to what they are with dropout off, in place.
+    """Recompute the running statistics of every BatchNorm with dropout off, in place.
 
     Over batches ``b`` with ``n_b`` values a channel, mean ``m_b`` and biased variance ``v_b``,
     ``mu = sum n_b m_b / N`` and ``var = sum n_b (v_b + (m_b - mu)²) / N``, pooled in float64. ``running_var`` gets
-    torch's convention, the unbiased ``var N / (N - 1)``. All else in the model, and the random state, is as before;
-    after a failure, everything is.
+    torch's convention, the unbiased ``var N / (N - 1)``. Nothing else in the model changes, nor does the random state.
+    If the call fails, nothing has changed at all.
 
     Args:
         model: any model; wrapped by DistributedDataParallel, compiled or sharded by FSDP2 too.
         batches: an iterable of tensors, of tuples or lists (the first element is the input), or of dicts (keyword
-            arguments). Shuffle: one-pass statistics of deep layers depend on what is batched together.
-        stats: ``"both"``, or ``"var"``, the paper's: the means are kept.
+            arguments). Shuffle them: one-pass statistics of deep layers depend on how batches are composed.
+        stats: ``"both"``, or ``"var"``, the paper's recipe, which keeps the means.
         method: ``"one-pass"`` normalises each batch with its own statistics; ``"sequential"`` takes one layer at a
             time, in execution order, with final statistics before it: exact for any batch size, at one pass a layer.
         forward: ``forward(model, batch)`` runs a batch your way; it gets the inner module of a wrapped model.

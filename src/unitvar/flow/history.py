@@ -24,11 +24,11 @@ __all__ = ["History", "watch"]
 def watch(model: nn.Module, *, every: int = 100, writer: Any = None, marked: bool = False) -> History:
     """Record what flows through a model while it trains.
 
-    A step is a call of the model in train mode with gradients on. On the first, and then on each ``every``-th, the
-    pre-activation of every weight is measured, its gradient when the loop calls ``backward``, however it does so, and
-    how far the next ``optimizer.step()`` moves the weight relative to its size. For that the weights are copied for the
-    length of that call. On all other steps a counter is raised and nothing else happens. Training itself is not changed
-    by a bit.
+    A step is a call of the model in train mode with gradients on. The first step and then every ``every``-th are
+    observed. An observation measures the pre-activation of every weight, its gradient when the loop calls ``backward``,
+    and how far the next ``optimizer.step()`` moves the weight relative to its size. For the last of these, the weights
+    are copied for the length of that call. All other steps are only counted. Training gives the same bits with and
+    without it.
 
     Args:
         model: what the loop calls: a module, wrapped by DistributedDataParallel or compiled as it may be. Observed

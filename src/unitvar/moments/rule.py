@@ -146,9 +146,9 @@ def rule(
     """Add or replace the rule of an op.
 
     The function gets the op's arguments in schema order, each tensor as ``Moments(mean, second, shape)`` and the rest
-    as recorded, and returns ``Moments``, or a tuple of them for several outputs; None leaves these arguments to be
-    sampled. ``replace(x, second=...)`` keeps all else that is known of ``x``. What you do not say of an op that has a
-    rule stays as it is.
+    as recorded. It returns ``Moments``, or a tuple of them for several outputs. If it returns None, these arguments are
+    sampled. ``replace(x, second=...)`` keeps everything else that is known of ``x``. If the op already has a rule, what
+    you leave out keeps its old rule.
 
     Args:
         name: ``"aten.max_pool2d"`` for all overloads, ``"aten.add.Tensor"`` for one.

@@ -107,7 +107,8 @@ def initialize_(
 ) -> Plan:
     """Fill every weight of a model, scaled for what reaches it, and zero the biases of those layers.
 
-    Norms, frozen and parametrised weights, and embeddings unless you ask for them, stay as they are; the plan says so.
+    Norms, frozen weights and parametrised weights are not changed, and embeddings only with ``embeddings="unit"``. The
+    plan lists what it leaves alone.
 
     If planning or ``method="measured"`` fails, nothing has changed. Filling keeps no copy of the weights. An interrupt
     (Ctrl-C) that comes meanwhile waits until all of them are filled; should memory run out, a note on the error says

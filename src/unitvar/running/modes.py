@@ -17,9 +17,10 @@ __all__ = ["dropout_off", "evaluating", "in_mode"]
 def dropout_off(model: nn.Module) -> AbstractContextManager[nn.Module]:
     """Switch off every stochastic layer, while batch norms keep their mode.
 
-    Sets ``training = False`` on every module that is not a batch norm: all that follows ``self.training`` is off,
-    whether it is ``nn.Dropout``, dropout inside an LSTM or attention, or noise of your own. The flags themselves are
-    set, not ``.eval()`` called, so overridden ``train`` methods have no say. On exit each flag is as it was.
+    Sets ``training = False`` on every module that is not a batch norm. This switches off everything that follows
+    ``self.training``: ``nn.Dropout``, dropout inside an LSTM or attention, and noise of your own. It sets the flags
+    directly instead of calling ``.eval()``, so overridden ``train`` methods do not interfere. On exit each flag is
+    restored.
 
     Args:
         model: the model; it may be in any mode, each module in its own.
