@@ -12,7 +12,7 @@ from tests.attack import run
 from tests.attack.calls import CALLS, Call
 from tests.attack.case import Case
 from tests.attack.faults import Strike, at_batches, attempt
-from tests.attack.table import table
+from tests.attack.table import PAGE, refreshed, table
 
 
 @pytest.mark.parametrize(("held", "code"), [(True, 0), (False, 1)])
@@ -76,3 +76,9 @@ def test_a_call_that_leaves_a_trace_or_hides_a_fault_does_not_hold(
 def test_a_call_that_changes_the_model_without_a_fault_does_not_hold(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(CALLS, "bad", Call(lambda model, _: model.eval()))
     assert not attempt("bad", Strike).held
+
+
+def test_the_page_of_the_docs_has_the_saved_numbers_and_every_attack() -> None:
+    text, found = PAGE.read_text(encoding="utf-8"), json.loads(run.RESULTS.read_text(encoding="utf-8"))
+    assert refreshed(text, found) == text
+    assert found["attacks"].keys() == run.ATTACKS.keys()
