@@ -112,9 +112,7 @@ def _sum(a: Signal, b: Signal, alpha: float, shape: tuple[int, ...]) -> Signal:
 
 
 def _rank(a: Signal, b: Signal, alpha: float) -> float:
-    """Return the rank of a sum: covariances of independent terms add, those of one weight's outputs are like one."""
-    if a.path.last is not None and a.path.last == b.path.last:  # as rotary positions mix them
-        return max(a.participating, b.participating)
+    """Return the rank of a sum of independent terms, whose covariances add."""
     va, vb = a.var, b.var * alpha**2
     return (va + vb) ** 2 / (va**2 / a.participating + vb**2 / b.participating) if va + vb > 0 else 0.0
 
