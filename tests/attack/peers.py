@@ -226,30 +226,30 @@ PEERS: tuple[Peer, ...] = (
         "fvcore", "layers in eval mode are skipped", "skips frozen ones (no gradients either), and names them", _frozen
     ),
     Peer(
-        "mmengine",
+        "mmpretrain",
         "a negative number of samples: an error",
         "an error that names the value",
         lambda: _refuses(_network(), BATCHES, "max_batches=-1", max_batches=-1),
     ),
     Peer(
-        "mmengine",
+        "mmpretrain",
         "a model that is one BatchNorm",
         "works",
         lambda: bool(unitvar.reestimate_bn_(nn.BatchNorm2d(3), BATCHES).layers),
     ),
     Peer(
-        "mmengine",
+        "mmpretrain",
         "GroupNorm instead of BatchNorm: passed over",
         "an error: there is nothing to re-estimate",
         lambda: _refuses(nn.Sequential(nn.Conv2d(3, 4, 3), nn.GroupNorm(2, 4)), BATCHES, "no BatchNorm"),
     ),
     Peer(
-        "mmengine",
+        "mmpretrain",
         "no norm at all: passed over",
         "an error: there is nothing to re-estimate",
         lambda: _refuses(nn.Sequential(nn.Conv2d(3, 4, 3)), BATCHES, "no BatchNorm"),
     ),
-    Peer("mmengine", "in the middle of an epoch", "the loop over the same loader goes on undisturbed", _between_steps),
+    Peer("mmpretrain", "in the middle of an epoch", "the loop over the same loader goes on undisturbed", _between_steps),
     Peer("AIMET", "a loader of one image", "its mean and unbiased variance", _one_image),
     Peer(
         "AIMET",

@@ -13,7 +13,8 @@ __all__ = ["advice"]
 
 LITTLE = 0.03  # of E z²: the examples' share below which depth has used it up …
 FEW = 0.1  # … if it is less than this part of the masks' share
-MOSTLY = 0.5  # the masks' share above which gain=0.5 was tried: three MLPs with AdamW, docs/when-does-it-help.md
+MOSTLY = 0.5  # the masks' share above which gains were tried: dense networks, docs/when-does-it-help.md
+KEPT = 0.03  # of a signal's size, after all layers: the gain that trained best with SGD at 4, 8, 12 and 16 layers
 SHIFTED = 1.1  # variance at a batch norm with dropout on over that with dropout off, or its inverse
 LARGE = 10.0  # E z² of an output
 
@@ -32,7 +33,7 @@ def advice(layers: Sequence[LayerPlan], solved: Solved, embedded: Collection[str
             f"from {first.name} on, less than {100 * LITTLE:g} % of E z² tells examples apart "
             f"({percent(last.signal)} at {last.name}), and {percent(last.noise)} is the noise of dropout masks: use "
             "less dropout, or add skip connections or norms"
-            + ("; with AdamW, try gain=0.5" if last.noise > MOSTLY else "")
+            + (f"; with AdamW, try gain=0.5, with SGD gain={_for_sgd(solved)}" if last.noise > MOSTLY else "")
         )
     if solved.shifts:
         (name, _), shift = max(solved.shifts.items(), key=lambda item: abs(math.log(item[1])))
@@ -49,3 +50,9 @@ def advice(layers: Sequence[LayerPlan], solved: Solved, embedded: Collection[str
                 f"the output of {left[0]}, which is left alone, starts with E z² = {signal.second:.3g}; the loss of "
                 f"logits this large starts far above that of a guess{remedy}"
             )
+
+
+def _for_sgd(solved: Solved) -> float:
+    """Return the gain that leaves KEPT of the size of a signal after the longest path without a norm."""
+    depth, _ = solved.out.longest
+    return round(KEPT ** (1 / (depth + 1)), 1)
