@@ -55,4 +55,4 @@ def advice(layers: Sequence[LayerPlan], solved: Solved, embedded: Collection[str
 def _for_sgd(solved: Solved) -> float:
     """Return the gain that leaves KEPT of the size of a signal after the longest path without a norm."""
     depth, _ = solved.out.longest
-    return round(KEPT ** (1 / (depth + 1)), 1)
+    return float(round(KEPT ** (1 / (depth + 1)), 1))
