@@ -249,7 +249,9 @@ PEERS: tuple[Peer, ...] = (
         "an error: there is nothing to re-estimate",
         lambda: _refuses(nn.Sequential(nn.Conv2d(3, 4, 3)), BATCHES, "no BatchNorm"),
     ),
-    Peer("mmpretrain", "in the middle of an epoch", "the loop over the same loader goes on undisturbed", _between_steps),
+    Peer(
+        "mmpretrain", "in the middle of an epoch", "the loop over the same loader goes on undisturbed", _between_steps
+    ),
     Peer("AIMET", "a loader of one image", "its mean and unbiased variance", _one_image),
     Peer(
         "AIMET",

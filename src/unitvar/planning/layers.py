@@ -55,7 +55,7 @@ class LayerPlan(Entry):
         predicted: E z² of what leaves it.
         biases: names of the biases that become zero with it.
         note: what its scale could not do; empty, mostly.
-        branch: of the last weight of a residual branch, ``"branch 3 of 12 in 'blocks'"``; of the others of a damped one,
+        branch: of the last weight of a residual branch, ``"branch 3 of 12 in 'blocks'"``; of others of a damped one,
             ``"inside branch 3 of 12 in 'blocks'"``.
         signal: the share of E z² that differs from example to example and not from mask to mask.
         noise: the share of E z² that differs from mask to mask. The rest is common to all examples.
