@@ -75,8 +75,8 @@ def _parser() -> argparse.ArgumentParser:
         _add_model(each)
     plan.add_argument("--mode", help="forward, backward, mean or paper")
     plan.add_argument("--distribution", help="sphere, orthonormal, normal or uniform")
-    plan.add_argument("--residual", help="how residual branches end; as in unitvar.plan")
-    plan.add_argument("--gain", type=float, help="multiplies every weight but those that make an output; default: 1")
+    plan.add_argument("--residual", help="auto, scaled, damped, unit or zero: what residual branches add")
+    plan.add_argument("--gain", type=_gain, help="auto, or what multiplies every weight but the output's; default: 1")
     plan.add_argument("--embeddings", help="keep or unit")
     plan.add_argument("--only", action="append", metavar="PATTERN", help="parameters to touch, such as 'head.*'")
     plan.add_argument("--strict", action="store_true", default=None, help="refuse ops that are not understood")
@@ -104,6 +104,10 @@ def _add_model(command: argparse.ArgumentParser) -> None:
         "--kwargs", default="{}", metavar="JSON", help="arguments of the function or class: '{\"num_classes\": 10}'"
     )
     command.add_argument("--seed", type=int, default=0, help="of weights, inputs and masks; default: 0")
+
+
+def _gain(text: str) -> float | str:
+    return text if text == "auto" else float(text)
 
 
 def _count(text: str) -> int:

@@ -36,10 +36,31 @@ def test_gain_keeps_the_output_of_every_head() -> None:
     assert ratio == pytest.approx({"body.weight": 0.5, "a.weight": 1.0, "b.weight": 1.0})
 
 
-@pytest.mark.parametrize("bad", [0.0, -1.0, math.inf, math.nan])
-def test_a_gain_that_is_no_scale_is_refused(bad: float) -> None:
-    with pytest.raises(ValueError, match=r"gain=.* is not a finite number above 0; 1\.0 keeps unit variance"):
+@pytest.mark.parametrize("bad", [0.0, -1.0, math.inf, math.nan, "large"])
+def test_a_gain_that_is_no_scale_is_refused(bad: float | str) -> None:
+    with pytest.raises(ValueError, match=r"gain=.* is neither a finite number above 0 nor 'auto'; 1\.0 keeps unit"):
         unitvar.plan(nn.Linear(2, 2), torch.zeros(1, 2), gain=bad)
+
+
+@pytest.mark.parametrize(("depth", "gain"), [(8, 0.6), (12, 0.7), (16, 0.8)])
+def test_the_automatic_gain_leaves_three_percent_of_a_signal_that_drowns(depth: int, gain: float) -> None:
+    model, x = mlp(depth=depth, dropout=0.4), torch.zeros(4, 32)
+    found = unitvar.plan(model, x, gain="auto")
+    assert found.gain == gain
+    assert f"mode forward, gain {gain}: " in str(found)
+    assert [a.scale for a in found] == [b.scale for b in unitvar.plan(model, x, gain=gain)]
+    assert 0.4 < 0.03 / gain**depth < 2.5  # one digit of the gain
+
+
+def test_the_automatic_gain_is_one_where_the_signal_survives_or_norms_and_skips_carry_it() -> None:
+    x = torch.zeros(4, 64)
+    quiet = mlp(depth=12, dropout=0.0)
+    block = [nn.Linear(64, 64), nn.LayerNorm(64), nn.ReLU(), nn.Dropout(0.5)]
+    normed = nn.Sequential(*(m for _ in range(12) for m in (nn.Linear(64, 64), *block[1:])), nn.Linear(64, 2))
+    for model, example in ((quiet, torch.zeros(4, 32)), (normed, x)):
+        plan = unitvar.plan(model, example, gain="auto")
+        assert plan.gain == 1
+        assert [a.scale for a in plan] == [b.scale for b in unitvar.plan(model, example)]
 
 
 class Language(nn.Module):

@@ -34,7 +34,7 @@ def plan(
     mode: str = "forward",
     distribution: str = "sphere",
     residual: str = "auto",
-    gain: float = 1.0,
+    gain: float | str = 1.0,
     embeddings: str = "keep",
     only: str | Sequence[str] | None = None,
     inputs: Inputs = "auto",
@@ -57,7 +57,9 @@ def plan(
             ``"damped"``, E b² = n^(-3/2), by all of its weights; ``"auto"``, damped in post-norm streams and scaled in
             others; ``"unit"``, E b² = 1; ``"zero"``, nothing, so that the network starts as its skips. ``mode="paper"``
             knows no branches.
-        gain: multiplies every weight but those that make an output; below 1, signals shrink with depth.
+        gain: multiplies every weight but those that make an output; below 1, signals shrink with depth. ``"auto"``:
+            0.03^(1/layers) in networks without norms and skips where the noise of dropout masks drowns the signal, 1 in
+            all others; ``Plan.gain`` says which.
         embeddings: ``"keep"``, or ``"unit"``: unit second moment; a table that is also the output layer's weight gets
             the scale that gives the output unit second moment, and so do the tables beside it.
         only: shell pattern or patterns on parameter names, any name of a tied one; all others keep their values.
@@ -97,7 +99,7 @@ def initialize_(
     mode: str = "forward",
     distribution: str = "sphere",
     residual: str = "auto",
-    gain: float = 1.0,
+    gain: float | str = 1.0,
     embeddings: str = "keep",
     only: str | Sequence[str] | None = None,
     inputs: Inputs = "auto",

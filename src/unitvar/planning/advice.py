@@ -5,16 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator, Sequence
 
+from unitvar.planning.gains import LITTLE, gain_at, is_drowned
 from unitvar.planning.layers import LayerPlan
 from unitvar.planning.records import Solved
 from unitvar.shown import percent
 
 __all__ = ["advice"]
 
-LITTLE = 0.03  # of E z²: the examples' share below which depth has used it up …
-FEW = 0.1  # … if it is less than this part of the masks' share
 MOSTLY = 0.5  # the masks' share above which gains were tried: dense networks, docs/when-does-it-help.md
-KEPT = 0.03  # of a signal's size, after all layers: the gain that trained best with SGD at 4, 8, 12 and 16 layers
 SHIFTED = 1.1  # variance at a batch norm with dropout on over that with dropout off, or its inverse
 LARGE = 10.0  # E z² of an output
 
@@ -26,14 +24,18 @@ def advice(layers: Sequence[LayerPlan], solved: Solved, embedded: Collection[str
             f'mode="backward" found no scales that keep E g² at one: that of {solved.unsettled} changes with every '
             'step of the search. Post-norm streams have none; use mode="forward" or "mean"'
         )
-    drowned = [x for x in layers if x.signal < min(LITTLE, FEW * x.noise)]
-    if drowned:
+    drowned = [x for x in layers if is_drowned(x.signal, x.noise)]
+    if drowned and solved.gain == 1.0:
         first, last = drowned[0], drowned[-1]
         yield (
             f"from {first.name} on, less than {100 * LITTLE:g} % of E z² tells examples apart "
             f"({percent(last.signal)} at {last.name}), and {percent(last.noise)} is the noise of dropout masks: use "
             "less dropout, or add skip connections or norms"
-            + (f"; with AdamW, try gain=0.5, with SGD gain={_for_sgd(solved)}" if last.noise > MOSTLY else "")
+            + (
+                f"; with AdamW, try gain=0.5, with SGD gain={gain_at(solved.out.longest[0] + 1)}"
+                if last.noise > MOSTLY
+                else ""
+            )
         )
     if solved.shifts:
         (name, _), shift = max(solved.shifts.items(), key=lambda item: abs(math.log(item[1])))
@@ -50,9 +52,3 @@ def advice(layers: Sequence[LayerPlan], solved: Solved, embedded: Collection[str
                 f"the output of {left[0]}, which is left alone, starts with E z² = {signal.second:.3g}; the loss of "
                 f"logits this large starts far above that of a guess{remedy}"
             )
-
-
-def _for_sgd(solved: Solved) -> float:
-    """Return the gain that leaves KEPT of the size of a signal after the longest path without a norm."""
-    depth, _ = solved.out.longest
-    return float(round(KEPT ** (1 / (depth + 1)), 1))

@@ -62,8 +62,8 @@ def _plain(value: Any) -> Any:
 def _plan(record: dict[str, Any]) -> Plan:
     return _made(Plan, record, "the plan", {
         "layers": _several(_layer), "skipped": _mapping(_text), "unsupported": _mapping(_count), "chi": _number,
-        "depth": _count, "mode": _text, "distribution": _text, "inputs": _text, "advice": _several(_text),
-        "shifts": _mapping(_number), "parameters": _mapping(_several(_count)),
+        "depth": _count, "mode": _text, "distribution": _text, "inputs": _text, "gain": _number,
+        "advice": _several(_text), "shifts": _mapping(_number), "parameters": _mapping(_several(_count)),
     })  # fmt: skip
 
 

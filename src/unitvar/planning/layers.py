@@ -113,6 +113,7 @@ class Plan(Tabular):
         mode: as asked for.
         distribution: as asked for.
         inputs: what the inputs were taken for, in words.
+        gain: what every scale but those of the outputs was multiplied by.
         advice: what a look at the numbers suggests, a sentence each; mostly none.
         shifts: batch norm → the variance that reaches it with dropout on, over that with dropout off; the largest of
             several uses. Li et al. (2019) call the inverse the shift ratio. Empty without dropout before a batch norm.
@@ -134,6 +135,7 @@ class Plan(Tabular):
     mode: str
     distribution: str
     inputs: str = ""
+    gain: float = 1.0
     advice: tuple[str, ...] = ()
     shifts: Mapping[str, float] = field(default_factory=dict)
     parameters: Mapping[str, tuple[int, ...]] = field(default_factory=dict, repr=False)

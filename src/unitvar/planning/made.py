@@ -83,6 +83,7 @@ def made_plan(
         mode=options.mode,
         distribution=options.distribution,
         inputs=inputs,
+        gain=solved.gain,
         advice=tuple(advice(layers, solved, embedded)),
         shifts=_shifts(solved),
         parameters={name: tuple(p.shape) for name, p in model.named_parameters() if not is_lazy(p)},

@@ -38,7 +38,7 @@ class Options:
     mode: str
     distribution: str
     residual: str
-    gain: float
+    gain: float | str
     embeddings: str
     only: str | Sequence[str] | None
     inputs: Any
@@ -56,10 +56,12 @@ class Options:
         ):
             if value not in allowed:
                 raise ValueError(f"{name}={value!r} is not one of {', '.join(map(repr, allowed))}.")
-        if isinstance(self.gain, bool) or not isinstance(self.gain, (int, float)):
-            raise TypeError(f"gain={self.gain!r} is not a number; 1.0 keeps unit variance.")
-        if not 0 < self.gain < math.inf:
-            raise ValueError(f"gain={self.gain!r} is not a finite number above 0; 1.0 keeps unit variance.")
+        if isinstance(self.gain, bool) or not isinstance(self.gain, (int, float, str)):
+            raise TypeError(f"gain={self.gain!r} is neither a number nor 'auto'; 1.0 keeps unit variance.")
+        if self.gain != "auto" and not (isinstance(self.gain, (int, float)) and 0 < self.gain < math.inf):
+            raise ValueError(
+                f"gain={self.gain!r} is neither a finite number above 0 nor 'auto'; 1.0 keeps unit variance."
+            )
         if isinstance(self.inputs, str) and self.inputs not in INPUTS:
             raise ValueError(f"inputs={self.inputs!r} is not {ALLOWED}.")
         if self.only is not None and not (

@@ -59,6 +59,7 @@ class Solved:
         tables: embedding → what it is filled with.
         shifts: batch norm and number of its use → variance with dropout on over variance with dropout off.
         outputs: of each output of the model, the parameters that make it, and what is known of it.
+        gain: what every scale but those of the outputs was multiplied by.
     """
 
     records: dict[str, Record]
@@ -71,3 +72,4 @@ class Solved:
     tables: dict[str, Table] = field(default_factory=dict)
     shifts: dict[tuple[str, int], float] = field(default_factory=dict)
     outputs: list[tuple[tuple[str, ...], Signal]] = field(default_factory=list)
+    gain: float = 1.0

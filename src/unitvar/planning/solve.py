@@ -17,6 +17,7 @@ from unitvar.moments.shift import is_noisy, variance_shifts
 from unitvar.planning.backward import after_slopes, backward_scales
 from unitvar.planning.branches import Branches
 from unitvar.planning.embeddings import embedding_tables, with_tables
+from unitvar.planning.gains import automatic_gain
 from unitvar.planning.layers import Plan
 from unitvar.planning.made import allowed_parameters, made_plan
 from unitvar.planning.options import Options
@@ -144,11 +145,13 @@ def _solved(graph: Graph, options: Options, allowed: dict[str, str | None], star
         else:
             unsettled = moved
     makers = output_weights(graph, out, streams, options.overrides)
-    if options.gain != 1.0:
+    automatic = options.gain == "auto"
+    gain = automatic_gain(graph, out, streams, options.overrides) if automatic else float(options.gain)
+    if gain != 1.0:
         last = {name for names in makers.values() for name in names}
         for name in squares:
             if name not in last and name not in start:
-                walker.factors[name] = walker.factors.get(name, 1.0) * options.gain**2
+                walker.factors[name] = walker.factors.get(name, 1.0) * gain**2
         records, out = walker.walk(squares)
     shifts = {}
     if is_noisy(graph, options.overrides):
@@ -157,7 +160,7 @@ def _solved(graph: Graph, options: Options, allowed: dict[str, str | None], star
     return Solved(
         records=records, squares={n: s * walker.factors.get(n, 1.0) for n, s in squares.items()}, out=out, notes=notes,
         shifts=shifts, unsettled=unsettled, leaving=out.leaving, branches=branches.labels, tables=walker.tables,
-        outputs=[(names, out.signal(value)) for value, names in makers.items()],
+        outputs=[(names, out.signal(value)) for value, names in makers.items()], gain=gain,
     )  # fmt: skip
 
 

@@ -44,7 +44,8 @@ def text(plan: Plan) -> str:
 def headline(plan: Plan) -> str:
     """Say in one line what a plan is for."""
     many = counted(len(plan.layers), "weight")
-    return f"{plan.distribution} weights, mode {plan.mode}: {many}, {len(plan.skipped)} left alone"
+    gain = "" if plan.gain == 1 else f", gain {plan.gain:g}"
+    return f"{plan.distribution} weights, mode {plan.mode}{gain}: {many}, {len(plan.skipped)} left alone"
 
 
 def is_noisy(plan: Plan) -> bool:
