@@ -98,8 +98,12 @@ def _markdown(grid: Grid) -> str:
 
 
 def _caption(name: str) -> str:
+    if "gain" in name:
+        return (
+            "Log loss of plain dense networks against the gain of their weights, for both optimisers, and below the best "
+            "gain against the share of signal in the last layer: the deeper the network, the closer to one the best gain"
+        )
     return (
-        "What a gain costs"
-        if "gain" in name
-        else "Log loss on the tuning set against the learning rate, a panel a family"
+        f"Log loss on the tuning set against the learning rate with {OPTIMISERS[name.removesuffix('.png').split('_')[1]]}, "
+        "a panel a family: each initialisation is compared at its own best rate, the large dot"
     )
