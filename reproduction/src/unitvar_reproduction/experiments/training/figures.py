@@ -23,8 +23,8 @@ STYLES = {
     "gain-0.5": figures.COLOURS[2],
 }
 COLUMNS = 4
-ACTIVATIONS = {"relu": figures.COLOURS[0], "gelu": figures.COLOURS[1], "tanh": figures.COLOURS[2]}
-MARKERS = {"2": "v", "4": "o", "8": "s", "12": "^", "16": "D", "24": "P"}  # by depth
+DEPTHS = {"4": figures.COLOURS[0], "8": figures.COLOURS[1], "12": figures.COLOURS[2], "16": figures.COLOURS[3]}
+MARKERS = {"relu": "o", "gelu": "s", "tanh": "^"}
 DASHES = {"0.0": "-", "0.1": "-", "0.2": "-.", "0.3": "--", "0.4": "-.", "0.5": ":"}  # by dropout
 ENOUGH_GAINS = 4  # of one network, for the best to mean something
 
@@ -73,51 +73,73 @@ def _curve(ax: Any, row: Mapping[str, Any], colour: str) -> None:
 
 
 def draw_gains(found: Saved, path: Path) -> Path | None:
-    """Draw, for the plain dense networks, loss against gain, and the best gain against the share of signal."""
-    from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
-
+    """Draw, for the plain dense networks, loss against gain, and the best gain against depth and share of signal."""
     optimisers = [name for name in OPTIMISERS if any(row["optimiser"] == name for row in found)]
     if not optimisers:
         return None
-    figure = figures.figure(5.2 * len(optimisers), 7)
-    axes = figure.subplots(2, len(optimisers), squeeze=False)
-    for (above, below), name in zip(axes.T, optimisers, strict=True):
+    figure = figures.figure(5.2 * len(optimisers), 9)
+    axes = figure.subplots(3, len(optimisers), squeeze=False)
+    for (curves, by_depth, by_signal), name in zip(axes.T, optimisers, strict=True):
         own = [row for row in found if row["optimiser"] == name]
-        for row in own:
-            _gain_curve(above, row)
-            if len(row["points"]) >= ENOUGH_GAINS:
-                _best_gain(below, row)
-        above.set_title(OPTIMISERS[name], fontsize="small")
-        above.set_xlabel("gain of a hidden layer", fontsize="small")
-        above.set_ylabel("log loss at its tuned rate", fontsize="small")
-        above.legend(fontsize="x-small", frameon=False)
-        above.axvline(1, color="0.8", linewidth=0.8, zorder=0)
-        below.set_xlabel("predicted share of signal in the last layer", fontsize="small")
-        below.set_ylabel("gain with the lowest loss", fontsize="small")
-        for ax in (above, below):
-            ax.set_xscale("log")
-            ax.spines[["top", "right"]].set_visible(False)
-            ax.tick_params(labelsize="x-small", which="both")
-        figures.log_losses(above)
-        above.xaxis.set_major_locator(FixedLocator([0.25, 0.35, 0.5, 0.7, 1.0, 1.4]))
-        above.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-        above.xaxis.set_minor_locator(NullLocator())
-        below.margins(x=0.25, y=0.2)
-        if not any(len(row["points"]) >= ENOUGH_GAINS for row in own):
-            below.text(0.5, 0.5, "not run yet", transform=below.transAxes, ha="center", color="0.5")
+        told = [row for row in own if len(row["points"]) >= ENOUGH_GAINS]
+        for row in (row for row in own if len(row["points"]) > 1):
+            _gain_curve(curves, row)
+        for row in told:
+            _best_gain(by_depth, row, float(row["family"].split("-")[2]))
+            _best_gain(by_signal, row, row["signal"])
+        _finish_gains(curves, by_depth, by_signal)
+        curves.set_title(OPTIMISERS[name], fontsize="small")
+        if not told:
+            by_depth.text(0.5, 0.5, "not run yet", transform=by_depth.transAxes, ha="center", color="0.5")
+    lines = {line.get_label(): line for ax in axes[0] for line in ax.get_lines() if line.get_label()[0] != "_"}
+    figure.legend(lines.values(), lines, loc="outside upper center", ncols=3, fontsize="x-small", frameon=False)
     return figures.save(figure, path)
+
+
+def _finish_gains(curves: Any, by_depth: Any, by_signal: Any) -> None:
+    """Label the axes of one optimiser, and draw the gain that leaves 3 % of a signal's size."""
+    from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
+    curves.axvline(1, color="0.8", linewidth=0.8, zorder=0)
+    depths = [depth / 10 for depth in range(30, 181)]
+    by_depth.plot(depths, [0.03 ** (1 / depth) for depth in depths], color="0.5", linewidth=1, zorder=0)
+    by_depth.annotate(
+        "0.03^(1/layers)", (16, 0.03 ** (1 / 16)), (-6, -14), textcoords="offset points", fontsize="x-small"
+    )
+    curves.set_xscale("log")
+    by_signal.set_xscale("log")
+    for ax, across, up in (
+        (curves, "gain of a hidden layer", "log loss at its tuned rate"),
+        (by_depth, "layers", "gain with the lowest loss"),
+        (by_signal, "predicted share of signal in the last layer", "gain with the lowest loss"),
+    ):
+        ax.set_xlabel(across, fontsize="small")
+        ax.set_ylabel(up, fontsize="small")
+        ax.spines[["top", "right"]].set_visible(False)
+        ax.tick_params(labelsize="x-small", which="both")
+    figures.log_losses(curves)
+    curves.xaxis.set_major_locator(FixedLocator([0.25, 0.35, 0.5, 0.7, 1.0, 1.4]))
+    curves.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    curves.xaxis.set_minor_locator(NullLocator())
+    by_depth.xaxis.set_major_locator(FixedLocator([4, 8, 12, 16]))
+    for ax in (by_depth, by_signal):
+        ax.set_ylim(0.25, 1.1)
+    by_signal.margins(x=0.25)
+
+
+def _style(family: str) -> dict[str, Any]:
+    _, activation, depth, _ = family.split("-")
+    return {"color": DEPTHS[depth], "marker": MARKERS[activation], "markersize": 4}
 
 
 def _gain_curve(ax: Any, row: Mapping[str, Any]) -> None:
     _, activation, depth, dropout = row["family"].split("-")
     gains, losses = zip(*((point["gain"], point["loss"]) for point in row["points"]), strict=True)
     label = f"{activation}, {depth} layers, dropout {dropout}"
-    style = {"color": ACTIVATIONS[activation], "linestyle": DASHES.get(dropout, "-"), "linewidth": 1}
-    ax.plot(gains, losses, label=label, marker=MARKERS.get(depth, "o"), markersize=4, **style)
+    ax.plot(gains, losses, label=label, linestyle=DASHES.get(dropout, "-"), linewidth=1, **_style(row["family"]))
 
 
-def _best_gain(ax: Any, row: Mapping[str, Any]) -> None:
-    _, activation, depth, dropout = row["family"].split("-")
-    ax.plot(row["signal"], row["best"], color=ACTIVATIONS[activation], marker=MARKERS.get(depth, "o"), markersize=4)
-    words = f"{depth} layers,\ndropout {dropout}"
-    ax.annotate(words, (row["signal"], row["best"]), (4, 4), textcoords="offset points", fontsize="x-small")
+def _best_gain(ax: Any, row: Mapping[str, Any], across: float) -> None:
+    ax.plot(across, row["best"], **_style(row["family"]))
+    words = f"dropout {row['family'].split('-')[3]}"
+    ax.annotate(words, (across, row["best"]), (5, 4), textcoords="offset points", fontsize="x-small")

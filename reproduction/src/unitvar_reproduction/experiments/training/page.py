@@ -100,10 +100,11 @@ def _markdown(grid: Grid) -> str:
 def _caption(name: str) -> str:
     if "gain" in name:
         return (
-            "Log loss of plain dense networks against the gain of their weights, for both optimisers, and below the best "
-            "gain against the share of signal in the last layer: the deeper the network, the closer to one the best gain"
+            "Log loss of plain dense networks against the gain of their weights, for both optimisers, and the best gain "
+            "against depth and share of signal: the deeper the network, the closer to one is the best gain with SGD"
         )
+    optimiser = OPTIMISERS[name.removesuffix(".png").partition("_")[2]]
     return (
-        f"Log loss on the tuning set against the learning rate with {OPTIMISERS[name.removesuffix('.png').split('_')[1]]}, "
-        "a panel a family: each initialisation is compared at its own best rate, the large dot"
+        f"Log loss on the tuning set against the learning rate with {optimiser}, a panel a family: each initialisation "
+        "is compared at its own best rate, the large dot"
     )
