@@ -101,7 +101,7 @@ def _caption(name: str) -> str:
     if "gain" in name:
         return (
             "Log loss of plain dense networks against the gain of their weights, for both optimisers, and the best "
-            "gain against depth and share of signal: the deeper the network, the closer to one is the best gain with SGD"
+            "gain against depth and share of signal: the deeper the network, the closer to one the best with SGD"
         )
     optimiser = OPTIMISERS[name.removesuffix(".png").partition("_")[2]]
     return (
