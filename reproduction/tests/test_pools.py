@@ -36,7 +36,8 @@ def unset(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_worker_does_not_ask_for_the_same_pages_again_and_again() -> None:
     pages = BLOCK // resource.getpagesize()
     with processes(1) as pool:
-        assert pages <= pool.result(pool.submit(cleared_pages, 16)) < 4 * pages  # else 16
+        # A worker that has room left from before needs some pages fewer than one block has; without the settings, 16.
+        assert 0.9 * pages <= pool.result(pool.submit(cleared_pages, 16)) < 4 * pages
 
 
 def test_the_environment_is_the_workers_only() -> None:

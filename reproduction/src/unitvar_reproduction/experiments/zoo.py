@@ -105,13 +105,16 @@ class Row:
 def row(family: str, make: Family, *, draws: int, seed: int = 0) -> Row:
     """Initialise and measure a family, over and over."""
     seen: dict[str, list[float]] = {}
+    plan = None
     for draw in range(draws):
         torch.manual_seed(seed + draw)
         model, example = make()
-        plan = unitvar.initialize_(model, example, inputs="standard")  # as examples are drawn
+        plan = plan or unitvar.plan(model, example, inputs="standard")  # as examples are drawn
+        plan.apply_(model)
         for name, value in measured(model, example).items():
             if name not in plan.skipped:
                 seen.setdefault(name, []).append(value)
+    assert plan is not None
     ratios = {name: sum(values) / len(values) / plan[name].predicted for name, values in seen.items()}
     far = {name: math.exp(abs(math.log(ratio))) if ratio > 0 else math.inf for name, ratio in ratios.items()}
     where = max(far, key=far.__getitem__)
