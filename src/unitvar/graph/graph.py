@@ -52,16 +52,16 @@ class Node:
     args: tuple[Any, ...]
     path: str
     outputs: tuple[Value | None, ...] = ()
+    inputs: tuple[Value, ...] = field(init=False)
+    """Every tensor that goes in."""
+
+    def __post_init__(self) -> None:
+        self.inputs = tuple(values_in(self.args))
 
     @property
     def name(self) -> str:
         """Give the op's name without overload and without the underscore of in-place ops: ``aten.relu``."""
         return self.op.name
-
-    @property
-    def inputs(self) -> Iterator[Value]:
-        """Give every tensor that goes in."""
-        return values_in(self.args)
 
 
 @dataclass(eq=False, slots=True)

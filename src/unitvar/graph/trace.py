@@ -17,7 +17,7 @@ from unitvar.running.calling import call, device_of, mapped, moved
 from unitvar.running.example import check_example, explained
 from unitvar.running.lazy import lazy_kept, materialise
 from unitvar.running.modules import modules_tracked
-from unitvar.running.restore import data_kept, plain_kept, values_kept
+from unitvar.running.restore import plain_and_data_kept, values_kept
 from unitvar.running.switches import without_fake_logs
 from unitvar.running.untouched import untouched
 
@@ -80,7 +80,7 @@ def _record(
             value.tensor = tensor
             owned[id(tensor)] = tensor, value
     # Here, not around all attempts: a failed one must not hand stand-ins to the next.
-    with attributes_kept(model), plain_kept(model), data_kept(model), modules_tracked(model) as stack:
+    with attributes_kept(model), plain_and_data_kept(model), modules_tracked(model) as stack:
         recorder = Recorder(owned, lambda: stack[-1], known, fake)
         recorder.graph.training = training
         fed = mapped(example, recorder.input)

@@ -140,11 +140,7 @@ def _measured(tensor: Tensor, shape: tuple[int, ...]) -> Signal:
             pairs[kind] = _along(x, total, dims)
     sides = [d for d, c in enumerate(names) if c == "p" and shape[d] > 1]
     if sides:
-        beside = [
-            float((x.narrow(d, 1, shape[d] - 1) * x.narrow(d, 0, shape[d] - 1)).mean(dtype=torch.float64))
-            for d in sides
-        ]
-        pairs["neighbours"] = sum(beside) / len(beside)
+        pairs["neighbours"] = sum(_beside(x, d) for d in sides) / len(sides)
     return made.related(pairs)
 
 
@@ -176,6 +172,14 @@ def _some(tensor: Tensor) -> Tensor:
     """Choose examples of a large batch, evenly, two or more: enough to tell how pairs of elements go together."""
     many = max(2, _MANY * len(tensor) // tensor.numel())
     return tensor if len(tensor) <= many else tensor[:: math.ceil(len(tensor) / many)]
+
+
+def _beside(x: Tensor, dim: int) -> float:
+    """Return E x_1 x_2 of neighbours along a dimension; example by example, not to have a large batch twice."""
+    parts = torch.split(x, max(1, _MANY // 16 * len(x) // x.numel())) if dim else (x,)
+    n = x.shape[dim] - 1
+    total = sum(float((part.narrow(dim, 1, n) * part.narrow(dim, 0, n)).sum(dtype=torch.float64)) for part in parts)
+    return total * x.shape[dim] / (n * x.numel())
 
 
 def _along(x: Tensor, total: float, dims: list[int]) -> float:

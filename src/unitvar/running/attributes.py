@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Collection
 from functools import partial
 from typing import Any
@@ -17,6 +17,7 @@ from unitvar.running.undo import Undo, undoing
 __all__ = ["attributes_kept"]
 
 _FLAG = "training"  # which running.modes puts back
+_DICTS = frozenset({dict, OrderedDict})
 _CHANGEABLE = (dict, list, set, deque, bytearray, np.ndarray)
 
 
@@ -40,10 +41,16 @@ def attributes_kept(undo: Undo, model: nn.Module, *, but: Collection[nn.Module] 
 
 def _keep(undo: Undo, module: nn.Module) -> None:
     values, slotted = dict(vars(module)), slots(module)
-    every = walked([*values.values(), *(value for _, value in slotted)])
-    contents = [(found, _content(found)) for found in every if isinstance(found, _CHANGEABLE)]
+    # Torch gives every module a dozen tables for hooks, nearly all of them empty.
+    contents: list[tuple[Any, Any]] = [(found, ()) for found in values.values() if _is_empty(found)]
+    every = walked([v for v in (*values.values(), *(value for _, value in slotted)) if not _is_empty(v)])
+    contents += [(found, _content(found)) for found in every if isinstance(found, _CHANGEABLE)]
     # One step a module, since large models have thousands of containers; a step that is cut short is run again, whole.
     undo.add(partial(_put_back, module, type(module), values, slotted, contents))
+
+
+def _is_empty(value: Any) -> bool:
+    return type(value) in _DICTS and not value
 
 
 def _content(container: Any) -> Any:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from unitvar.running.held import held, reachable
+from unitvar.running.held import holdings
 from unitvar.running.undo import Undo, undoing
 
 __all__ = ["RandomState", "owned_generators", "random_state_kept", "same"]
@@ -99,7 +99,7 @@ def owned_generators(model: nn.Module) -> list[Any]:
     """Find the generators that modules hold as attributes or in containers: torch's, Python's and numpy's."""
     found = sys.modules.get("numpy.random")
     kinds = (torch.Generator, random.Random, *((found.Generator, found.RandomState) if found else ()))
-    every = (value for module in reachable(model) for value in held(module))
+    every = (value for _, values in holdings(model) for value in values)
     found_here = {id(value): value for value in every if isinstance(value, kinds)}
     # SystemRandom has no state.
     return [generator for generator in found_here.values() if not isinstance(generator, random.SystemRandom)]

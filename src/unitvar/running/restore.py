@@ -16,12 +16,12 @@ from unitvar.running.undo import Undo, undoing
 
 __all__ = [
     "buffers_kept",
-    "data_kept",
     "flags_kept",
     "keep",
     "memory_kept",
     "overwrite",
     "parameters_kept",
+    "plain_and_data_kept",
     "plain_kept",
     "values_kept",
 ]
@@ -102,9 +102,8 @@ def _memory(tensor: Tensor) -> tuple[Any, ...]:
 def values_kept(undo: Undo, model: nn.Module) -> None:
     """Put parameters, buffers and plain tensor attributes back, bit by bit; needed where real tensors are run."""
     undo.enter(buffers_kept(model))
-    undo.enter(plain_kept(model))
     undo.enter(parameters_kept(model.parameters()))
-    undo.enter(data_kept(model))
+    undo.enter(plain_and_data_kept(model))
 
 
 @undoing()
@@ -120,9 +119,11 @@ def plain_kept(undo: Undo, model: nn.Module) -> None:
 
 
 @undoing()
-def data_kept(undo: Undo, model: nn.Module) -> None:
-    """Put back the memory of parameters, buffers and plain tensor attributes whose ``.data`` a forward assigns to."""
-    tensors = (*model.parameters(), *model.buffers(), *plain_tensors(model))
+def plain_and_data_kept(undo: Undo, model: nn.Module) -> None:
+    """Put back plain tensor attributes, and the memory of all tensors whose ``.data`` a forward assigns to."""
+    plain = plain_tensors(model)
+    keep(undo, plain)
+    tensors = (*model.parameters(), *model.buffers(), *plain)
     undo.enter(memory_kept(t for t in tensors if not is_sharded(t)))  # whose memory comes and goes
 
 

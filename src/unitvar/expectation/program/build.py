@@ -108,7 +108,7 @@ class _Builder:
         writer = self.writer
         rule = find(node.name, node.op.overload)
         if rule is not None and rule.mixture and rule.noise is not None and len(node.outputs) == 1:
-            writer.bind(node, writer.at[id(next(node.inputs))])  # a dropout that drops nothing
+            writer.bind(node, writer.at[id(node.inputs[0])])  # a dropout that drops nothing
             return
         args, kwargs = writer.arguments(node)
         writer.bind(node, writer.call(target(node), *args, **kwargs))
