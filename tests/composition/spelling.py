@@ -133,11 +133,17 @@ def assert_same_plans(
 def drawn(
     build: Callable[[], nn.Module], sample: Callable[[], Any], draws: int, **options: Any
 ) -> Iterator[tuple[nn.Module, Any, unitvar.Plan]]:
-    """Build and initialise a model several times with fresh weights and inputs, for the inputs' own law."""
+    """Build and initialise a model several times with fresh weights and inputs, for the inputs' own law.
+
+    One plan serves all draws, unless it depends on the numbers of the input.
+    """
     options = {"inputs": "standard", **options}
+    plan = None
     for _ in range(draws):
         model, x = build(), sample()
-        yield model, x, unitvar.initialize_(model, x, **options)
+        if plan is None or (isinstance(options["inputs"], str) and options["inputs"] != "standard"):
+            plan = unitvar.plan(model, x, **options)
+        yield plan.apply_(model), x, plan
 
 
 def ratios(
