@@ -157,7 +157,8 @@ def _moments(tensor: Tensor) -> tuple[float, float]:
     """Return mean and mean square, in float64, without a copy of a large batch in it."""
     if tensor.dtype in (torch.float32, torch.float64):
         total = float(tensor.sum(dtype=torch.float64))
-        squares = float(torch.linalg.vector_norm(tensor, dtype=torch.float64)) ** 2
+        parts = torch.split(tensor.reshape(-1), _MANY // 16)  # the norm of all of it would make a copy in float64
+        squares = sum(float(torch.linalg.vector_norm(part, dtype=torch.float64)) ** 2 for part in parts)
     else:
         total = squares = 0.0
         for part in tensor if tensor.numel() > _MANY else tensor.reshape(1, -1):
@@ -186,4 +187,4 @@ def _along(x: Tensor, total: float, dims: list[int]) -> float:
     """Return E x_1 x_2 of two elements that differ along some dimensions only, given the sum of all squares."""
     n = math.prod(x.shape[d] for d in dims)
     sums = x.sum(dims, dtype=torch.float64)
-    return (float(sums.square().sum()) - total) / (x.numel() * (n - 1))
+    return (float(torch.linalg.vector_norm(sums)) ** 2 - total) / (x.numel() * (n - 1))
