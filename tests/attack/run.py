@@ -3,7 +3,9 @@
 import argparse
 import json
 import platform
+import re
 import sys
+import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -55,6 +57,11 @@ ATTACKS: dict[str, Callable[[int], Iterable[Case]]] = {
 }
 
 
+def _anywhere(note: str) -> str:
+    """Leave out of a message the temporary folder that a case ran in."""
+    return re.sub(rf"{re.escape(tempfile.gettempdir())}/[^/\s'\"]+/", "", note)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run all attacks, or those that are named, and merge what came of them into the results.
 
@@ -82,8 +89,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "held": len(cases) - len(broken),
             "every": chosen.every if name in SAMPLED else 1,
             "cpu_seconds": round(time.process_time() - start),
-            "broken": [case._asdict() for case in broken],
-            "notes": {case.name: case.note for case in cases} if len(cases) < 200 else {},
+            "broken": [case._replace(note=_anywhere(case.note))._asdict() for case in broken],
+            "notes": {case.name: _anywhere(case.note) for case in cases} if len(cases) < 200 else {},
         }
         print(f"{name}: {len(cases) - len(broken)} of {len(cases)} held", flush=True)  # noqa: T201
         for case in broken[:20]:
