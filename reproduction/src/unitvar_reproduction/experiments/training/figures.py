@@ -50,7 +50,11 @@ def draw_rates(saved: Saved, optimiser: str, path: Path) -> Path | None:
         ax.tick_params(labelsize="x-small")
     for ax in axes[len(families) :]:
         ax.axis("off")
+    drawn = {row["init"] for row in own}
+    usual = {FAMILIES[family].usual for family in families}
     for name, colour in STYLES.items():
+        if name != "ours" and not drawn & (usual if name == "usual" else {name}):
+            continue
         axes[-1].plot([], [], color=colour, marker="o", markersize=3, label=_legend(name))
     axes[-1].legend(
         loc="center", fontsize="small", frameon=False, title=f"{OPTIMISERS[optimiser]}, rate chosen: large dot"
