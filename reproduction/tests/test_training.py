@@ -208,6 +208,18 @@ def test_residual_options_are_compared_where_they_change_weights(family: str) ->
     assert any(not torch.allclose(w, filled[1][name]) for name, w in filled[0].items()) == kind.residual
 
 
+@pytest.mark.parametrize("family", ["gpt", "post-ln"])
+def test_a_gain_means_what_a_user_types(family: str) -> None:
+    example = torch.randint(65, (4, tasks.LENGTH))
+    filled = []
+    for fill in (lambda m: fill_(m, "gain-0.7", example), lambda m: unitvar.initialize_(m, example, gain=0.7)):
+        torch.manual_seed(0)
+        model = FAMILIES[family].make()
+        fill(model)
+        filled.append(model.state_dict())
+    assert all(torch.equal(w, filled[1][name]) for name, w in filled[0].items())
+
+
 @pytest.mark.parametrize("init", ["default", "he", "xavier", "scaled", "paper", "gain-0.5"])
 def test_every_initialisation_of_a_dense_network_is_a_gain(init: str) -> None:
     family = "mlp-relu-8-0.3"

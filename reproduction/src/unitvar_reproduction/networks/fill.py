@@ -17,12 +17,12 @@ _BASE: dict[str, Any] = {
     "method": "analytic",
     "distribution": "sphere",
     "inputs": "auto",
-    "residual": "scaled",
+    "residual": "auto",
     "gain": 1.0,
 }
 # Written out in full: a result must mean the same when the library's defaults change.
 OPTIONS: dict[str, dict[str, Any]] = {
-    "scaled": _BASE,
+    "scaled": _BASE | {"residual": "scaled"},
     "damped": _BASE | {"residual": "damped"},
     "unit": _BASE | {"residual": "unit"},
     "zero": _BASE | {"residual": "zero"},

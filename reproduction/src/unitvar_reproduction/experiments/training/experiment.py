@@ -39,21 +39,23 @@ __all__ = ["Training", "plan"]
 
 GAINS = ("gain-0.7", "gain-0.5", "gain-0.35")
 BY_DEPTH = {"4": "gain-0.4", "8": "gain-0.6", "12": "gain-0.7", "16": "gain-0.8"}  # 0.03^(1/depth), to one digit
-OTHERS = ("lsuv", "he", "xavier", "measured", "mean", "paper", *GAINS)
+OTHERS = ("he", "measured", "mean", *GAINS)
+LAST = ("xavier", "paper")
 
 
 def first_inits(family: str) -> tuple[str, ...]:
-    """Return what a family is asked first: the framework's default, ours, its usual one, other scales of branches."""
-    branches = ("scaled", "damped", "unit") if FAMILIES[family].residual else ()
-    return tuple(dict.fromkeys(("default", ours(family), FAMILIES[family].usual, *branches)))
+    """Return what a family is asked first: the framework's default, ours, its usual one, LSUV, unit branches."""
+    branches = ("unit",) if FAMILIES[family].residual else ()
+    return tuple(dict.fromkeys(("default", ours(family), FAMILIES[family].usual, "lsuv", *branches)))
 
 
 def all_inits(family: str) -> tuple[str, ...]:
     """Return every initialisation of a family, each once."""
-    zero = ("zero",) if FAMILIES[family].residual else ()
-    embeddings = ("embeddings",) if FAMILIES[family].embeds else ()
+    kind = FAMILIES[family]
+    branches = ("scaled", "damped", "zero") if kind.residual else ()
+    embeddings = ("embeddings",) if kind.embeds else ()
     deep = (BY_DEPTH[family.split("-")[2]],) if family in MLPS else ()
-    return tuple(dict.fromkeys((*first_inits(family), *OTHERS, *deep, *zero, *embeddings)))
+    return tuple(dict.fromkeys((*first_inits(family), *deep, *OTHERS, *branches, *embeddings, *LAST)))
 
 
 def plan() -> Iterator[tuple[str, str, tuple[str, ...]]]:
@@ -61,9 +63,12 @@ def plan() -> Iterator[tuple[str, str, tuple[str, ...]]]:
     for family in CLAIMING:
         yield family, "adamw", first_inits(family)
     for family, optimiser in itertools.product(MLPS, START):
-        yield family, optimiser, (*first_inits(family), *GAINS)
+        yield family, optimiser, (*first_inits(family), BY_DEPTH[family.split("-")[2]], *GAINS)
     for family in CLAIMING:
         yield family, "nesterov", first_inits(family)
+    for optimiser in START:
+        for family in FAMILIES:
+            yield family, optimiser, (*first_inits(family), *OTHERS)
     for optimiser in START:
         for family in FAMILIES:
             yield family, optimiser, all_inits(family)
