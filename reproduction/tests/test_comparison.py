@@ -76,9 +76,15 @@ def test_paired_differences_are_taken_seed_by_seed() -> None:
 def test_the_papers_mnist_grid_has_108_trials_and_the_release_comes_first() -> None:
     plan = list(mnist.stages(mnist.BASE, "paper", 3, lambda trials: [made_up(trial, [1.0]) for trial in trials]))
     sizes = [len(trials) for _, trials in plan]
-    assert sizes == [108, 24, 3, 36, 15, 39, 24, 39]
+    assert sizes == [108, 36, 3, 36, 18, 36, 108, 72]
     trials = [trial for _, part in plan for trial in part]
-    assert len({trial_path(Path(), trial) for trial in trials}) == 288
+    assert len({trial_path(Path(), trial) for trial in trials}) == sum(sizes)
+    kinds = {(t.activation, t.keep, t.init) for t in trials if t.inputs == "raw" and t.init != "paper-half"}
+    for kind in kinds:  # whether a rule is better has an answer: three rates, three seeds at one of them
+        own = [t for t in trials if (t.activation, t.keep, t.init) == kind and t.inputs == "raw"]
+        assert {t.rate for t in own if t.seed == 0} == set(mnist.RATES)
+        assert len({(t.rate, t.seed) for t in own if t.seed}) == 2
+    assert len(kinds) == 4 * 3 * 6
     first = plan[0][1]
     assert {t.init for t in first} == {"paper", "xavier", "he"}
     assert {(t.epochs, t.batch, t.held_out, t.width, t.hidden, t.inputs) for t in first} == {
@@ -127,7 +133,7 @@ def test_mnist_runs_and_summarises_what_there_is(tmp_path: Path, monkeypatch: py
     console = Console(width=80, record=True, file=io.StringIO())
     mnist.Mnist(out=tmp_path, data_dir=tmp_path / "data", workers=1).run(console)
     saved = json.loads((tmp_path / "mnist_small.json").read_text())
-    assert saved["done"] == {"trials": 10, "planned": 10}
+    assert saved["done"] == {"trials": 12, "planned": 12}
     # The summary names what its trials were: three epochs, and the machine and the commit of each.
     trials = [json.loads(path.read_text()) for path in (tmp_path / "mnist_small").iterdir()]
     assert {trial["config"]["epochs"] for trial in trials} == {saved["config"]["base"]["epochs"]} == {3}

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+import unitvar
 from unitvar.init import gain
 from unitvar_reproduction import networks
 from unitvar_reproduction.networks.initialisations import INITS, initialise_
@@ -57,7 +58,7 @@ def test_forward_is_scaled_for_the_real_inputs_and_for_dropout(activation: str) 
         assert torch.allclose(layer.weight.norm(dim=1), torch.tensor(gain(activation, 0.5)), rtol=1e-5)
 
 
-def test_every_init_is_a_function_of_its_generator_and_zeroes_biases() -> None:
+def test_every_init_is_a_function_of_its_generator_() -> None:
     for name in INITS:
         torch.manual_seed(1)
         first = filled(name)
@@ -66,7 +67,26 @@ def test_every_init_is_a_function_of_its_generator_and_zeroes_biases() -> None:
         example_matters = name in ("forward", "mean")
         for a, b in zip(first[1:], second[1:], strict=True):
             assert torch.allclose(a.weight, b.weight, rtol=1e-2 if example_matters else 0, atol=0)
-            assert not a.bias.any()
+            assert torch.equal(a.bias, b.bias)
+            assert bool(a.bias.any()) == (name == "default")
+
+
+@pytest.mark.parametrize(("activation", "keep"), [("relu", 0.5), ("tanh", 0.3), ("gelu", 1.0)])
+def test_forward_is_initialize_with_its_defaults(activation: str, keep: float) -> None:
+    example = torch.rand(100, 1, 28, 28)
+    model = networks.mlp(INPUTS, 1 - keep, activation=activation, batchnorm=False, width=256, hidden=7)
+    unitvar.initialize_(model, example, generator=torch.Generator().manual_seed(0))
+    layers = [m for m in model if isinstance(m, nn.Linear)]
+    for ours, forward in zip(layers, filled("forward", activation, keep, example), strict=True):
+        assert torch.allclose(ours.weight, forward.weight, rtol=1e-5, atol=0)
+
+
+def test_default_is_what_torch_does() -> None:
+    # U(-1/√n, 1/√n): rows of squared norm 1/3, whose mean over 256 rows of n weights has this standard error.
+    for layer in filled("default"):
+        squares = layer.weight.square().sum(1)
+        error = math.sqrt(4 / 45 / layer.weight.numel())
+        assert squares.mean().item() == pytest.approx(1 / 3, abs=5 * error)
 
 
 def test_unknown_names_are_named() -> None:

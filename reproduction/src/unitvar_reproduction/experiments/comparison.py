@@ -24,6 +24,7 @@ NAMES = {
     "he": "He",
     "forward": "unitvar, forward",
     "mean": "unitvar, mean",
+    "default": "torch's default",
 }
 
 

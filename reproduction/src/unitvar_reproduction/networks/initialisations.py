@@ -1,4 +1,4 @@
-"""The initialisations that are compared: the paper's, Xavier's, He's and ours."""
+"""The initialisations that are compared: the paper's, Xavier's, He's, ours and torch's own."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from torch import Tensor, nn
 
 from unitvar import initialize_
 from unitvar.init import sphere_
+from unitvar_reproduction.training.loop import seeded
 from unitvar_reproduction.values import TABLE1
 
 __all__ = ["INITS", "initialise_"]
 
-INITS = ("paper", "paper-half", "xavier", "he", "forward", "mean")
+INITS = ("paper", "paper-half", "xavier", "he", "forward", "mean", "default")
 
 
 def initialise_(
@@ -25,12 +26,12 @@ def initialise_(
     example: Tensor,
     generator: torch.Generator,
 ) -> nn.Sequential:
-    """Fill the weights of an MLP in place, and set its biases to zero.
+    """Fill the weights of an MLP in place, and set its biases to zero, but for torch's default, which draws them.
 
     ``paper`` has the edges and the factors of the authors' release, which are those printed in Table 1; ``paper-half``
     takes 0.5 for the first layer's factor instead of 1. ``xavier`` and ``he`` are those of the release, too: He's is
     sqrt(2 / n) whatever the activation. ``forward`` and ``mean`` are :func:`unitvar.initialize_` in that mode, told
-    the second moment of the inputs.
+    the second moment of the inputs. ``default`` is what ``nn.Linear`` does to itself.
 
     Args:
         model: linear layers, each but the last followed by the activation and dropout.
@@ -46,6 +47,11 @@ def initialise_(
     if name not in INITS:
         raise ValueError(f"init={name!r} is not one of {', '.join(map(repr, INITS))}.")
     linears = [m for m in model if isinstance(m, nn.Linear)]
+    if name == "default":
+        with seeded(generator.initial_seed()):
+            for layer in linears:
+                layer.reset_parameters()
+        return model
     for layer in linears:
         nn.init.zeros_(layer.bias)
     if name in ("forward", "mean"):

@@ -182,8 +182,8 @@ def _counted(worse: str, differences: Sequence[Estimate | None]) -> str:
 
 
 def _corrected(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Count where the corrected rules beat the paper's weights, with dropout and without."""
-    for init in ("forward", "mean"):
+    """Count where the corrected rules and torch's default beat the paper's weights, with dropout and without."""
+    for init in ("forward", "mean", "default"):
         panels = [{row["init"]: row for row in own} for own in _panels(rows)]
         both = [(by[init], by["paper"]) for by in panels if {init, "paper"} <= by.keys()]
         for label, wanted in (("With dropout", True), ("Without dropout", False)):
