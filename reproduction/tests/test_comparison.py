@@ -140,6 +140,6 @@ def test_mnist_runs_and_summarises_what_there_is(tmp_path: Path, monkeypatch: py
     assert all(trial["environment"] == saved["environment"] for trial in trials)
     next((tmp_path / "mnist_small").iterdir()).unlink()
     mnist.Mnist(out=tmp_path, train=False).run(console)
-    assert json.loads((tmp_path / "mnist_small.json").read_text())["done"] == {"trials": 9, "planned": 10}
+    assert json.loads((tmp_path / "mnist_small.json").read_text())["done"] == {"trials": 11, "planned": 12}
     with pytest.raises(ValueError, match=r"No trial of this plan .* Run it without --no-train"):
         mnist.Mnist(scale="paper", out=tmp_path / "none", train=False).run(console)
