@@ -11,6 +11,7 @@ import tyro
 from rich.console import Console
 
 from unitvar_reproduction.experiments.backward import Backward
+from unitvar_reproduction.experiments.budget import Budget
 from unitvar_reproduction.experiments.cost import Cost
 from unitvar_reproduction.experiments.densenet.experiment import Densenet
 from unitvar_reproduction.experiments.depth import Depth
@@ -117,5 +118,6 @@ COMMANDS: TypeAlias = (
     | Annotated[Merging, tyro.conf.subcommand("merging")]
     | Annotated[Placement, tyro.conf.subcommand("placement")]
     | Annotated[Shift, tyro.conf.subcommand("shift")]
+    | Annotated[Budget, tyro.conf.subcommand("budget")]
     | Annotated[Report, tyro.conf.subcommand("report")]
 )
