@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from matplotlib.axes import Axes
 from rich.console import Console
 from scipy.stats import binomtest
 
@@ -17,6 +18,7 @@ from unitvar_reproduction.data.images import Images
 from unitvar_reproduction.experiments.densenet import experiment
 from unitvar_reproduction.experiments.densenet import trial as densenet
 from unitvar_reproduction.experiments.densenet.experiment import Densenet, plan
+from unitvar_reproduction.experiments.densenet.figures import draw_variants
 from unitvar_reproduction.experiments.densenet.summary import sensitivity_rows, summarise, tables
 from unitvar_reproduction.experiments.densenet.trial import Trial, compare, run_trial, schedule
 from unitvar_reproduction.training.batchnorm import VARIANTS, Batches, variant
@@ -222,7 +224,8 @@ def test_the_command_trains_tidies_and_summarises(tmp_path: Path, monkeypatch: p
     assert found["done"] == {"trials": 3, "planned": 3, "diverged": 0}
     assert [(row["dataset"], row["seeds"]) for row in found["rows"]] == [("cifar10", 2)] * 8 + [("cifar100", 1)] * 8
     assert not (tmp_path / "checkpoints").exists()
-    assert (tmp_path / "densenet_small_batches.png").read_bytes().startswith(b"\x89PNG")
+    for name in ("batches", "ways"):
+        assert (tmp_path / f"densenet_small_{name}.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_a_depth_that_cannot_be_is_named_before_data_are_read(tmp_path: Path) -> None:
@@ -234,3 +237,17 @@ def test_a_depth_that_cannot_be_is_named_before_data_are_read(tmp_path: Path) ->
 def test_an_unknown_data_set_is_named() -> None:
     with pytest.raises(ValueError, match=r"dataset='imagenet' is not one of 'cifar10', 'cifar100', 'svhn'"):
         densenet.load(replace(SMALL, dataset="imagenet"), None)
+
+
+def test_the_picture_of_the_ways_draws_each_paired_difference_and_no_interval_of_one_network(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn = []
+    monkeypatch.setattr(Axes, "errorbar", lambda ax, x, y, xerr, **style: drawn.append((x, xerr)))
+    root = Path(__file__).parents[1] / "results" / "densenet_small.json"
+    rows = json.loads(root.read_text(encoding="utf-8"))["rows"]
+    draw_variants(rows, tmp_path / "ways.png")
+    others = [row["against"]["as trained"]["error"] for row in rows if row["arm"] != "as trained"]
+    expected = [(100 * d["mean"], None if d["half_width"] is None else 100 * d["half_width"]) for d in others]
+    assert sorted(drawn, key=str) == sorted(expected, key=str)
+    assert {width is None for _, width in drawn} == {True, False}

@@ -69,7 +69,7 @@ def step_flop(model: nn.Module, images: int = 2) -> float:
     x, y = torch.empty(images, 3, 32, 32, device="meta"), torch.empty(images, dtype=torch.long, device="meta")
     with FlopCounterMode(display=False) as counter:
         torch.autograd.backward(F.cross_entropy(model.to("meta")(x), y))
-    return counter.get_total_flops() / images
+    return float(counter.get_total_flops()) / images
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Literal
 from rich.console import Console
 
 from unitvar_reproduction import record
-from unitvar_reproduction.experiments.densenet.figures import draw_sensitivity
+from unitvar_reproduction.experiments.densenet.figures import draw_sensitivity, draw_variants
 from unitvar_reproduction.experiments.densenet.summary import sensitivity_rows, summarise, tables
 from unitvar_reproduction.experiments.densenet.trial import Trial, run_trial
 from unitvar_reproduction.networks.architectures import layers_a_block
@@ -120,5 +120,7 @@ class Densenet(StagedSweep):
         payload = {"experiment": self.name, "config": config, "done": done, **found}
         path = record.save(self.out / f"{self.name}.json", payload)
         console.print(f"Saved {path}")
+        if rows:
+            console.print(f"Saved {draw_variants(rows, self.out / f'{self.name}_ways.png')}")
         if by_batches:
             console.print(f"Saved {draw_sensitivity(by_batches, self.out / f'{self.name}_batches.png')}")

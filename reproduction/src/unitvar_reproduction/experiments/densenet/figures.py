@@ -1,4 +1,4 @@
-"""What re-estimation loses with fewer batches, and with smaller ones."""
+"""What each way to re-estimate is worth, and what it loses with fewer batches and with smaller ones."""
 
 from __future__ import annotations
 
@@ -8,7 +8,55 @@ from typing import Any
 
 from unitvar_reproduction import figures
 
-__all__ = ["draw_sensitivity"]
+__all__ = ["draw_sensitivity", "draw_variants"]
+
+TITLES = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "svhn": "SVHN"}
+MOMENTS = {"halfway": "half-way", "end": "at the end"}
+LABELS = {
+    "dropout on": "both, dropout on (control)",
+    "variance only": "variance, dropout off (paper)",
+    "mean and variance": "both, dropout off (reestimate_bn_)",
+}
+
+
+def draw_variants(rows: Sequence[Mapping[str, Any]], path: Path) -> Path:
+    """Draw the error of each way to re-estimate minus that of the network as trained, paired, a panel a moment.
+
+    A bar is the 95 % interval over networks; a hollow point is one network, which has none.
+    """
+    shown = [row for row in rows if row["arm"] in LABELS and row["against"]["as trained"]["error"]]
+    kinds = list(dict.fromkeys(map(_kind, shown)))
+    figure = figures.figure(8.4, 1.5 + 0.55 * len(kinds))
+    axes = figure.subplots(1, len(MOMENTS), sharey=True)
+    for ax, (moment, title) in zip(axes, MOMENTS.items(), strict=True):
+        ax.axvline(0, color="0.7", linewidth=0.8, zorder=0)
+        for row in (row for row in shown if row["moment"] == moment):
+            place = list(LABELS).index(row["arm"])
+            difference = row["against"]["as trained"]["error"]
+            alone = difference["half_width"] is None
+            ax.errorbar(
+                100 * difference["mean"],
+                kinds.index(_kind(row)) + 0.22 * (place - 1),
+                xerr=None if alone else 100 * difference["half_width"],
+                color=figures.COLOURS[place],
+                marker="o",
+                markersize=4,
+                markerfacecolor="white" if alone else None,
+                capsize=2,
+            )
+        ax.set_title(title, fontsize="medium")
+        ax.set_xlabel("error minus as trained, points", fontsize="small")
+        ax.spines[["top", "right"]].set_visible(False)
+    axes[0].set_yticks(range(len(kinds)), [f"{TITLES[d]}, L = {depth}, keep {keep:g}" for d, depth, keep in kinds])
+    axes[0].invert_yaxis()
+    for place, label in enumerate(LABELS.values()):
+        axes[0].plot([], [], color=figures.COLOURS[place], marker="o", markersize=4, label=label)
+    figures.legend(figure, axes[0])
+    return figures.save(figure, path)
+
+
+def _kind(row: Mapping[str, Any]) -> tuple[str, int, float]:
+    return row["dataset"], row["depth"], row["keep"]
 
 
 def draw_sensitivity(rows: Mapping[str, Sequence[Mapping[str, Any]]], path: Path) -> Path:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from unitvar_reproduction.experiments.densenet.figures import MOMENTS, TITLES
 from unitvar_reproduction.experiments.densenet.summary import KIND
 from unitvar_reproduction.experiments.section import Grid, Payload, Picture, Section, percent, precision
 from unitvar_reproduction.judgement import CHANCE, Answer, clearly_lower, count, lower, verdict
@@ -14,13 +15,11 @@ from unitvar_reproduction.values import STATE_OF_THE_ART, TABLE2
 
 __all__ = ["densenet"]
 
-TITLES = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "svhn": "SVHN"}
 PUBLISHED = {  # images to train on, SVHN's extra ones, which we never have, among them; and to test on
     "cifar10": (50_000, 10_000),
     "cifar100": (50_000, 10_000),
     "svhn": (604_388, 26_032),
 }
-MOMENTS = {"halfway": "half-way", "end": "at the end"}
 
 
 def densenet(p: Payload) -> Section:
@@ -49,12 +48,26 @@ def densenet(p: Payload) -> Section:
         "only one of both gets wrong (McNemar), the largest of the networks', or 1 if they differ in the direction; "
         f"beyond chance: below {CHANCE:g}, and with several networks the 95 % interval of the difference without 0.",
         tuple(tables),
-        (_picture(p),) if p["sensitivity"] else (),
+        tuple(_pictures(p)),
         verdict=verdict(map(_judged, gains), shrunk=not any(full)),
     )
 
 
-def _picture(p: Payload) -> Picture:
+def _pictures(p: Payload) -> Iterator[Picture]:
+    if p["rows"]:
+        yield Picture(
+            f"{p['experiment']}_ways.png",
+            "Left of the line, re-estimation lowers the error. The control re-estimates with dropout on, so what it "
+            "gains is not due to dropout. Bars are 95 % intervals over networks, paired; hollow points are single "
+            "networks.",
+            "Differences of the test error from the network as trained, half-way and at the end, for three ways to "
+            "re-estimate BatchNorm.",
+        )
+    if p["sensitivity"]:
+        yield _by_batches(p)
+
+
+def _by_batches(p: Payload) -> Picture:
     differences = [
         Estimate(**row["error minus all"])
         for what in ("batches", "sizes")
