@@ -8,7 +8,7 @@ from typing import Any
 from unitvar_reproduction.experiments.expectation.tasks import TASKS
 from unitvar_reproduction.statistics import estimate
 
-__all__ = ["NAMES", "tables"]
+__all__ = ["NAMES", "paper_table", "tables"]
 
 NAMES = {
     "mlp-0.3": "MNIST MLP, keep 0.3",
@@ -58,6 +58,39 @@ def tables(trials: Sequence[Mapping[str, Any]]) -> str:
     )
 
 
+def paper_table(trials: Sequence[Mapping[str, Any]]) -> str:
+    """Return error and log loss of the paper's networks as Markdown, with differences paired by seed."""
+    rows = [
+        "| network | | n | off | 100 samples | integrated | integrated − off | integrated − 100 |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for name in dict.fromkeys(t["config"]["network"] for t in trials):
+        own = [t for t in trials if t["config"]["network"] == name]
+        for key, label, factor, digits in _MEASURES[:2]:
+            values = {way: [factor * t["ways"][way][key] for t in own] for way in ("off", "100 samples", "integrated")}
+            cells = [f"{_mean(found):.{digits + 1 if factor == 100 else digits}f}" for found in values.values()]
+            gaps = [_gap(values["integrated"], values[way], digits + (factor == 100)) for way in ("off", "100 samples")]
+            head = (_written(name), label, f"{len(own)}") if key == "error" else ("", label, "")
+            rows.append(f"| {' | '.join((*head, *cells, *gaps))} |")
+    return "\n".join(rows)
+
+
+def _written(network: str) -> str:
+    activation, _, keep = network.partition("-")
+    if not keep:
+        return "VGG, Adam at 0.0001"
+    return f"{activation if activation == 'tanh' else activation.upper().replace('RELU', 'ReLU')}, keep {keep}"
+
+
+def _gap(ours: Sequence[float], others: Sequence[float], digits: int) -> str:
+    """Write a difference paired by seed, with its interval if it has one, and a star if that excludes zero."""
+    gap = estimate([a - b for a, b in zip(ours, others, strict=True)])
+    if gap.half_width is None:
+        return _signed(gap.mean, digits)
+    star = " \\*" if gap.excludes_zero else ""
+    return f"{_signed(gap.mean, digits)} ± {gap.half_width:.{digits}f}{star}"
+
+
 def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
 
@@ -70,15 +103,10 @@ def _accuracy(task: str, found: Sequence[Mapping[str, Any]]) -> list[str]:
     rows = []
     for key, label, factor, digits in _MEASURES:
         values = {way: [factor * t["ways"][way][key] for t in found] for way in _WAYS}
-        gaps = [a - b for a, b in zip(values["integrated"], values["100 samples"], strict=True)]
-        gap = estimate(gaps)
-        half = gap.half_width or float("nan")
-        star = " \\*" if abs(gap.mean) > half else ""
         cells = [f"{_mean(v):.{digits}f}" for v in values.values()]
         name = NAMES[task] if key == "error" else ""
-        rows.append(
-            f"| {name} | {label} | {' | '.join(cells)} | {_signed(gap.mean, digits)} ± {half:.{digits}f}{star} |"
-        )
+        gap = _gap(values["integrated"], values["100 samples"], digits)
+        rows.append(f"| {name} | {label} | {' | '.join(cells)} | {gap} |")
     return rows
 
 
