@@ -79,7 +79,7 @@ def try_out(package: Path, folder: Path) -> None:
     run(python, "-c", snippet[1] + "\nprint(plan, report)", cwd=work)
     unitvar = home / "bin" / "unitvar"
     text = run(unitvar, "explain", "mine:build", "--input", "64x16", cwd=work)
-    assert all(heading in text for heading in ("Plan", "As it is", "As planned")), text
+    assert all(heading in text for heading in ("Plan", "Before", "After")), text
     run(unitvar, "activations", "relu", cwd=work)
     refused = subprocess.run([unitvar, "table1"], cwd=work, capture_output=True, text=True, check=False)
     assert refused.returncode == 2, refused

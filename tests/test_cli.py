@@ -72,7 +72,7 @@ def test_explain_has_headings_both_measurements_and_a_figure(folder: Path) -> No
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     headings = [lines[i - 1] for i, line in enumerate(lines) if line and set(line) == {"─"}]
-    assert headings == ["Plan", "As it is", "As planned"]
+    assert headings == ["Plan", "Before", "After"]
     assert "linear 64x16 after input" in done.stdout
     assert done.stdout.count("2 weights in train mode, 4 runs") == 2
     assert max(map(len, lines)) <= 80
@@ -87,13 +87,13 @@ def test_as_it_is_and_as_planned_differ_by_the_plan(inside: None, capsys: pytest
 
     # Inputs, weights and masks have numbers of their own: the first layer's input is not its weight.
     assert main(["explain", "mine:Net", "--input", "16x16", "--kwargs", '{"width": 16}']) == 0
-    last = capsys.readouterr().out.split("As planned")[1]
+    last = capsys.readouterr().out.split("After\n")[1]
     row = next(line for line in last.splitlines() if "body.0.weight" in line)
     assert float(row.split()[2]) == pytest.approx(1, abs=0.5)
     # torch's default for a linear layer: uniform, of variance 1 / (3 fan_in).
     assert second("measure") == pytest.approx(1 / 3, rel=0.5)
     assert main(["explain", "mine:Net", "--input", "500x16"]) == 0
-    before, after = capsys.readouterr().out.split("As planned")
+    before, after = capsys.readouterr().out.split("After\n")
     row = next(line for line in after.splitlines() if "body.0.weight" in line)
     assert any(0.9 < float(word) < 1.1 for word in row.split() if word.replace(".", "").isdigit())
     assert row not in before
@@ -167,10 +167,10 @@ def test_the_version_is_that_of_the_library(capsys: pytest.CaptureFixture[str]) 
         (["nowhere:Net", "--input", "8x16"], "'nowhere:Net' cannot be imported"),
         (["mine:Nett", "--input", "8x16"], "write package.module:name"),
         (["mine/net.py:Net", "--input", "8x16"], "cannot be imported"),
-        (["mine:number", "--input", "8x16"], "mine:number is a int, not a function"),
+        (["mine:number", "--input", "8x16"], "mine:number is a int, not a model, its class or a function"),
         (["mine:wrong", "--input", "8x16"], "returned a list, not an nn.Module"),
         (["mine:broken", "--input", "8x16"], "failed: RuntimeError: no data"),
-        (["mine:ready", "--input", "8x16", "--kwargs", '{"a": 1}'], "--kwargs has nothing to go to"),
+        (["mine:ready", "--input", "8x16", "--kwargs", '{"a": 1}'], "it takes no --kwargs"),
         (["mine:Net", "--input", "8x16", "--kwargs", '{"depth": 1}'], "unexpected keyword argument 'depth'"),
         (["mine:Net", "--input", "8x16", "--kwargs", "{width: 1}"], "is not JSON"),
         (["mine:Net", "--input", "8x16", "--kwargs", "[1]"], "is not a JSON object"),
@@ -192,10 +192,10 @@ def test_errors_are_clear(inside: None, capfd: pytest.CaptureFixture[str], argum
 @pytest.mark.parametrize(
     ("path", "message"),
     [
-        ("figure.xyz", "is not a kind of picture: end it in ."),
-        ("figure", "is not a kind of picture"),
+        ("figure.xyz", "is not a picture format: use ."),
+        ("figure", "is not a picture format"),
         ("mine.py/f.png", "cannot be written"),
-        ("folder.png", "is a folder; name a file in it"),
+        ("folder.png", "is a folder; pass a file in it"),
     ],
 )
 @pytest.mark.parametrize("command", ["explain", "measure"])
@@ -277,14 +277,14 @@ def test_runs_must_be_one_or_more(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["measure", "mine:Net", "--input", "8x16", "--runs", "0"])
     assert ended.value.code == 2
-    assert "--runs: 0 is not allowed: give 1 or more" in capsys.readouterr().err
+    assert "--runs: 0 is not an integer of 1 or more" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", sorted(MOVED))
 def test_old_commands_say_in_one_line_where_they_went(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([name, "--out", "x"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line == f"unitvar {name} is now unitvar-paper {name}; pip install ./reproduction from a checkout."
+    assert line == f"unitvar {name} is now unitvar-paper {name}; install it from a checkout: pip install ./reproduction"
 
 
 def test_the_old_package_says_where_it_went() -> None:

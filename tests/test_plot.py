@@ -144,7 +144,7 @@ def test_a_plan_draws_what_reaches_each_weight_and_the_scale_it_gets() -> None:
     assert list(predicted.get_ydata()) == [x.predicted for x in plan]
     assert [t.get_text() for t in ax.get_xticklabels()] == [x.name for x in plan]
     empty = unitvar.plan(nn.Sequential(nn.ReLU()), torch.zeros(4, 32)).plot(Figure().subplots())
-    assert [text.get_text() for text in empty.texts] == ["no weight is planned"]
+    assert [text.get_text() for text in empty.texts] == ["the plan has no weights"]
 
 
 def test_what_was_not_measured_is_not_drawn() -> None:
@@ -217,7 +217,7 @@ def test_shares_stack_to_one_with_the_prediction_beside_them() -> None:
         assert len(ax.collections) == 3
         assert len(ax.lines) == lines
         assert [t.get_text() for t in ax.get_xticklabels()] == ["0.weight", "3.weight"]
-    assert "run twice" in unitvar.measure(model, x, runs=1).plot_shares(Figure().subplots()).texts[0].get_text()
+    assert "2 runs or more" in unitvar.measure(model, x, runs=1).plot_shares(Figure().subplots()).texts[0].get_text()
     assert "signal predicted" in " ".join(str(report).split())
     plain = unitvar.measure(nn.Sequential(nn.Linear(32, 8)), x, runs=2)
     assert "signal predicted" not in " ".join(str(plain).split())

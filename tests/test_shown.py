@@ -182,7 +182,7 @@ def test_without_pandas_the_error_says_what_to_do(monkeypatch: pytest.MonkeyPatc
 
     plan = RESULTS["plan"][0]()
     monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(ImportError, match=r"to_pandas\(\) needs pandas: pip install pandas. Without it, .rows has"):
+    with pytest.raises(ImportError, match=r"to_pandas\(\) needs pandas: pip install pandas. Without it, use .rows"):
         plan.to_pandas()
 
 

@@ -28,25 +28,26 @@ if TYPE_CHECKING:
 
 __all__ = ["main"]
 
-DESCRIPTION = "Unit variance for PyTorch networks with dropout: plan and measure a model of your own."
-MODEL = "the model: package.module:name of a function that returns it, of its class, or of itself"
-SHAPES = "8x3x32x32 for standard normal numbers, or 8x16:int:1000 for whole numbers from 0 to 999"
+DESCRIPTION = "Unit variance for PyTorch networks with dropout: plan and measure your model."
+MODEL = "package.module:name of a function that returns the model, of its class, or of the model"
+SHAPES = "8x3x32x32 for standard normal numbers, or 8x16:int:1000 for integers from 0 to 999"
 MOVED = {
     *("reproduce", "table1", "stability", "depth", "zoo", "healthy", "reestimation", "forward", "backward", "digits"),
     *("factors", "cost", "mnist", "vgg", "densenet", "tolerance", "report"),
 }
-"""Commands of version 0.1 that are the reproduction's now."""
+"""Commands of version 0.1 that moved to the reproduction."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; return the exit status."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    if given and given[0] in MOVED:
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if words and words[0] in MOVED:
         sys.stderr.write(
-            f"unitvar {given[0]} is now unitvar-paper {given[0]}; pip install ./reproduction from a checkout.\n"
+            f"unitvar {words[0]} is now unitvar-paper {words[0]}; install it from a checkout: "
+            "pip install ./reproduction\n"
         )
         return 2
-    options = _parser().parse_args(given or ["--help"])
+    options = _parser().parse_args(words or ["--help"])
     try:
         options.run(options)
     except (ValueError, TypeError, OSError, ImportError) as error:
@@ -68,22 +69,26 @@ def _parser() -> argparse.ArgumentParser:
         found.set_defaults(run=run)
         return found
 
-    explain = command("explain", _explain, "The plan of a model, and what flows through it as it is and as planned.")
-    plan = command("plan", _plan, "The plan of a model: how every weight would be scaled, and why.")
-    measure = command("measure", _measure, "What flows through a model: variances of signals and gradients.")
+    explain = command("explain", _explain, "Print the plan of a model, and measure it before and after.")
+    plan = command("plan", _plan, "Print the plan of a model: the scale of every weight, and the reason.")
+    measure = command("measure", _measure, "Measure the variance of signals and gradients in every layer.")
     for each in (explain, plan, measure):
         _add_model(each)
     plan.add_argument("--mode", help="forward, backward, mean or paper")
     plan.add_argument("--distribution", help="sphere, orthonormal, normal or uniform")
-    plan.add_argument("--residual", help="auto, scaled, damped, unit or zero: what residual branches add")
-    plan.add_argument("--gain", type=_gain, help="auto, or what multiplies every weight but the output's; default: 1")
-    plan.add_argument("--embeddings", help="keep or unit")
-    plan.add_argument("--only", action="append", metavar="PATTERN", help="parameters to touch, such as 'head.*'")
-    plan.add_argument("--strict", action="store_true", default=None, help="refuse ops that are not understood")
+    plan.add_argument("--residual", help="auto, scaled, damped, unit or zero: the size of residual branches")
+    plan.add_argument("--gain", type=_gain, help="auto, or a factor for all weights but the output's; default: 1")
+    plan.add_argument("--embeddings", help="keep or unit: whether embeddings are scaled")
+    plan.add_argument(
+        "--only", action="append", metavar="PATTERN", help="change only these parameters, such as 'head.*'"
+    )
+    plan.add_argument("--strict", action="store_true", default=None, help="fail on ops without a rule")
     for each in (explain, measure):
-        each.add_argument("--runs", type=_count, default=4, help="how often to run the model; default: 4")
-        each.add_argument("--plot", type=Path, metavar="FILE", help="draw what was measured: file.png, file.pdf, …")
-    activations = command("activations", _activations, "Moments, stability and gain of any activations.")
+        each.add_argument("--runs", type=_count, default=4, help="number of runs; default: 4")
+        each.add_argument(
+            "--plot", type=Path, metavar="FILE", help="save a picture of the measurement: file.png, file.pdf, …"
+        )
+    activations = command("activations", _activations, "Print moments, chi and gain of activations.")
     activations.add_argument(
         "names", nargs="+", metavar="NAME", help="relu, torch.nn.functional.silu, my_package:act, …"
     )
@@ -98,12 +103,12 @@ def _parser() -> argparse.ArgumentParser:
 def _add_model(command: argparse.ArgumentParser) -> None:
     command.add_argument("model", help=MODEL)
     command.add_argument(
-        "--input", action="append", default=[], metavar="SHAPE", help=f"{SHAPES}; once for each argument of the model"
+        "--input", action="append", default=[], metavar="SHAPE", help=f"{SHAPES}; repeat it for several arguments"
     )
     command.add_argument(
         "--kwargs", default="{}", metavar="JSON", help="arguments of the function or class: '{\"num_classes\": 10}'"
     )
-    command.add_argument("--seed", type=int, default=0, help="of weights, inputs and masks; default: 0")
+    command.add_argument("--seed", type=int, default=0, help="random seed of weights, inputs and masks; default: 0")
 
 
 def _gain(text: str) -> float | str:
@@ -113,7 +118,7 @@ def _gain(text: str) -> float | str:
 def _count(text: str) -> int:
     """Read a whole number of at least one."""
     if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not allowed: give 1 or more, or leave it out")
+        raise argparse.ArgumentTypeError(f"{text} is not an integer of 1 or more")
     return int(text)
 
 
@@ -131,11 +136,11 @@ def _explain(options: argparse.Namespace) -> None:
         if figure:
             _draw(figure, row, title.lower(), report, model, inputs)
 
-    # Each part as soon as it is there: a large model takes its time.
+    # Print each part as soon as it is ready: a large model takes a while.
     _section("Plan", _run(options, unitvar.plan, model, inputs))
-    measured(0, "As it is")
+    measured(0, "Before")
     unitvar.initialize_(model, inputs, generator=torch.Generator().manual_seed(options.seed + 2))
-    measured(1, "As planned")
+    measured(1, "After")
     if figure:
         _save(figure, options.plot)
 
@@ -181,13 +186,13 @@ def _activations(options: argparse.Namespace) -> None:
         numbers += f"{'–':>9}" if row["gain"] is None else f"{row['gain']:9.4f}"
         # A name that is too long has a line of its own, so that no number is cut off.
         _print(f"{row['name']:{width}}" + ("\n" + " " * width if len(row["name"]) > width else "") + numbers)
-    _print("\ngain: the row norm that keeps E z². chi > 1: depth amplifies deviations from it.")
+    _print("\ngain: the row norm that keeps E z². chi > 1: deviations from it grow with depth.")
 
 
 def _ready(options: argparse.Namespace) -> tuple[nn.Module, tuple[Tensor, ...]]:
     """Build the model and draw its inputs."""
     if not options.input:
-        raise ValueError(f"--input is missing: give the shape of each argument, {SHAPES}.")
+        raise ValueError(f"--input is missing: pass the shape of each argument, {SHAPES}.")
     _check_plot(getattr(options, "plot", None))
     shapes = [_shape(text) for text in options.input]
     keywords = _keywords(options.kwargs)
@@ -226,10 +231,10 @@ def _built(path: str, found: Any, keywords: dict[str, Any]) -> nn.Module:
 
     if isinstance(found, nn.Module):
         if keywords:
-            raise ValueError(f"{path} is a model, not a function or a class: --kwargs has nothing to go to.")
+            raise ValueError(f"{path} is a model, not a function or a class: it takes no --kwargs.")
         return found
     if not callable(found):
-        raise ValueError(f"{path} is a {type(found).__name__}, not a function that returns a model, nor its class.")
+        raise ValueError(f"{path} is a {type(found).__name__}, not a model, its class or a function that returns it.")
     try:
         model = found(**keywords)
     except Exception as error:  # the user's own code
@@ -281,8 +286,8 @@ def _run(options: argparse.Namespace, function: Any, *subjects: Any, **chosen: A
 
 
 def _cannot_run(options: argparse.Namespace, error: Exception) -> ValueError:
-    given = ", ".join(options.input)
-    return ValueError(f"{options.model} cannot be run on --input {given}: {type(error).__name__}: {error}")
+    shapes = ", ".join(options.input)
+    return ValueError(f"{options.model} cannot be run on --input {shapes}: {type(error).__name__}: {error}")
 
 
 def _check_plot(path: Path | None) -> None:
@@ -295,12 +300,12 @@ def _check_plot(path: Path | None) -> None:
 
     kinds = sorted(FigureCanvasBase.filetypes)
     if path.suffix[1:].lower() not in kinds:
-        raise ValueError(f"--plot {path} is not a kind of picture: end it in .{', .'.join(kinds)}.")
+        raise ValueError(f"--plot {path} is not a picture format: use .{', .'.join(kinds)}.")
     if path.is_dir():
-        raise ValueError(f"--plot {path} is a folder; name a file in it.")
+        raise ValueError(f"--plot {path} is a folder; pass a file in it.")
     there = next(each for each in path.absolute().parents if each.exists())
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
-        raise ValueError(f"--plot {path} cannot be written, as {there} is no folder that can; name another.")
+        raise ValueError(f"--plot {path} cannot be written: {there} is not a writable folder.")
 
 
 def _figure(rows: int) -> Any:

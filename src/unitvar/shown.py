@@ -14,7 +14,7 @@ __all__ = [
 ]
 
 WIDTH = 80
-SHARES = "of E z²: what tells examples apart (signal), and what dropout masks add (noise)"
+SHARES = "shares of E z²: signal tells examples apart, noise comes from dropout masks"
 _NOTHING = 1e-9  # beside one, what rounding leaves
 
 
@@ -103,7 +103,7 @@ def frame(rows: Sequence[Mapping[str, Any]]) -> Any:
     try:
         import pandas as pd
     except ImportError as error:
-        raise ImportError("to_pandas() needs pandas: pip install pandas. Without it, .rows has the same.") from error
+        raise ImportError("to_pandas() needs pandas: pip install pandas. Without it, use .rows.") from error
     return pd.DataFrame([dict(row) for row in rows])
 
 

@@ -260,7 +260,7 @@ BAD: list[tuple[object, type[Exception], str]] = [
     ("rleu", ValueError, "did you mean 'relu'"),
     ("softmax", ValueError, "not elementwise"),
     ("rrelu", ValueError, "random"),
-    ("qqqqqqq", ValueError, "no name is near"),
+    ("qqqqqqq", ValueError, "no name is similar"),
     (lambda x: torch.softmax(x, 0), ValueError, "not elementwise"),
     (lambda x: x.sort().values, ValueError, "not elementwise"),
     (lambda x: x - x.mean(), ValueError, "not elementwise"),

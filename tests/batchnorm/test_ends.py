@@ -72,7 +72,7 @@ def test_fewer_batches_than_their_length_are_told_and_a_streams_length_is_an_est
 
 def test_batches_of_one_value_name_the_method_that_is_exact_for_them() -> None:
     ones = list(X.split(1))
-    with pytest.warns(UserWarning, match=r"one value a channel to BatchNorm '1'.*method=\"sequential\""):
+    with pytest.warns(UserWarning, match=r"BatchNorm '1' receives one value per channel.*method=\"sequential\""):
         report = unitvar.reestimate_bn_(network(), ones)
     assert 'method="sequential"' in str(report).replace("\n  ", " ")
     exact = network()

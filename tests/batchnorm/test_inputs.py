@@ -148,7 +148,7 @@ BAD = {
     "max_batches": (0, ValueError, "at least 1"),
     "max_batches ": (2.5, TypeError, "float"),
     "tolerance": (0.0, ValueError, "above 0"),
-    "forward": (3, TypeError, "function of"),
+    "forward": (3, TypeError, "not a function; pass forward"),
 }
 
 

@@ -213,7 +213,7 @@ def test_group_false_is_this_process_alone_and_a_group_is_that_group(ranks: Foun
     [
         ("loader", "OSError", "disk"),
         ("interrupt", "KeyboardInterrupt", ""),
-        ("nan", "ValueError", "Batch 1 brings NaN"),
+        ("nan", "ValueError", "Batch 1 gives BatchNorm"),
     ],
 )
 def test_a_failure_on_one_rank_is_an_error_that_names_it_on_all(ranks, case, kind, text, method) -> None:

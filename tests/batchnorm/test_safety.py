@@ -98,7 +98,7 @@ def failing_forward(model: nn.Module, batch: Tensor) -> Tensor:
 FAILURES = {
     "loader": (broken_loader, {}, OSError, "disk"),
     "interrupt": (interrupted_loader, {}, KeyboardInterrupt, "by hand"),
-    "nan": (lambda: with_bad_value(torch.nan), {}, ValueError, r"Batch 2 brings NaN or infinity to BatchNorm '2'"),
+    "nan": (lambda: with_bad_value(torch.nan), {}, ValueError, r"Batch 2 gives BatchNorm '2' NaN or infinite inputs"),
     "infinity": (lambda: with_bad_value(torch.inf), {}, ValueError, r"Batch 2 .* BatchNorm '2'"),
     "nan, later sweep": (
         lambda: with_bad_value(torch.nan),
@@ -108,7 +108,7 @@ FAILURES = {
     ),
     "empty": (list, {}, ValueError, "batches is empty"),
     "wrong shape": (lambda: [DATA[0], torch.ones(4, 7)], {}, RuntimeError, "shapes cannot be multiplied"),
-    "a single value": (lambda: [DATA[0][:1]], {}, ValueError, "single value a channel"),
+    "a single value": (lambda: [DATA[0][:1]], {}, ValueError, "single value per channel"),
     "forward": (lambda: DATA, {"forward": failing_forward}, RuntimeError, "after the forward"),
     "one-shot": (lambda: iter(DATA), {"method": "sequential"}, ValueError, "read only once"),
 }
@@ -291,7 +291,7 @@ def test_statistics_that_a_buffer_cannot_hold_are_an_error_that_changes_nothing(
     model = nn.Sequential(nn.BatchNorm1d(8), nn.BatchNorm1d(8)).half()
     model[0].running_mean.fill_(3)
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    with pytest.raises(ValueError, match=r"BatchNorm '0' keeps its statistics as torch\.float16, which cannot hold"):
+    with pytest.raises(ValueError, match=r"BatchNorm '0' stores its statistics as torch\.float16, which cannot hold"):
         unitvar.reestimate_bn_(model, [1000 * batch.half() for batch in DATA])
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 

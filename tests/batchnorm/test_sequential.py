@@ -118,7 +118,7 @@ class Shrinking:
 def test_an_iterable_that_runs_dry_is_an_error_and_leaves_the_model() -> None:
     model = mlp()
     before = {k: v.clone() for k, v in model.state_dict().items()}
-    with pytest.raises(ValueError, match="same batches every time"):
+    with pytest.raises(ValueError, match="same batches on every pass"):
         unitvar.reestimate_bn_(model, Shrinking(), method="sequential")
     assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
 

@@ -106,7 +106,7 @@ def test_words_stand_there_only_when_it_is_so(total: float, count: int) -> None:
 
 
 def test_two_layers_have_no_depth() -> None:
-    assert verdict("it", ["a", "b"], [1.0, 1e-9]) == "it falls to 1e-09 of itself from a to b: steady"
+    assert verdict("it", ["a", "b"], [1.0, 1e-9]) == "it falls to 1e-09 of its value from a to b: steady"
 
 
 def test_one_jump_is_no_trend() -> None:

@@ -101,7 +101,7 @@ def test_numbers_may_be_numpys() -> None:
         (torch.ones(4, 4), {"groups": 3}, ValueError, "groups=3 does not divide"),
         (torch.ones(4, 4), {"stride": (2, 2)}, ValueError, r"stride=\(2, 2\) does not fit"),
         (torch.ones(4, 4, 3), {"stride": 0}, ValueError, "stride=0"),
-        (torch.ones(4, 4, 3), {"stride": 2.0}, ValueError, "stride=2.0 .* one whole step"),
+        (torch.ones(4, 4, 3), {"stride": 2.0}, ValueError, "stride=2.0 .* integers ≥ 1"),
         ([[1.0]], {}, TypeError, "weight is a list, not a tensor"),
         (torch.ones(4, 4), {"mode": "up"}, ValueError, "mode='up'"),
         (torch.ones(4, 4), {"gain": math.nan}, ValueError, "gain=nan"),

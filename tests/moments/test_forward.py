@@ -129,5 +129,5 @@ def test_where_depth_amplifies_the_plan_says_so(act: type[nn.Module]) -> None:
     assert plan.depth == 49
     assert plan.chi == pytest.approx(unitvar.activation_moments(act()).chi, rel=1e-6)
     said = " ".join(str(plan).split())
-    assert f"depth amplifies deviations by {plan.chi**49:.3g} in all" in said
+    assert f"deviations grow {plan.chi**49:.3g}-fold in total" in said
     assert 'Put norms between the layers, or use method="measured".' in said

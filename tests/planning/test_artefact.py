@@ -183,9 +183,9 @@ def without(record: dict[str, Any], *path: Any, value: Any = None) -> str:
 BAD = {
     "empty": (lambda r: "", r"Expecting value"),
     "cut off": (lambda r: json.dumps(r)[:-30], r"line 1"),
-    "a list": (lambda r: "[1]", r"does not say 'unitvar\.plan'"),
-    "another file": (lambda r: '{"weights": 3}', r"does not say 'unitvar\.plan'"),
-    "another version": (lambda r: without(r, "version", value=99), r"version is 99, and this release reads version 1"),
+    "a list": (lambda r: "[1]", r"'format' is not 'unitvar\.plan'"),
+    "another file": (lambda r: '{"weights": 3}', r"'format' is not 'unitvar\.plan'"),
+    "another version": (lambda r: without(r, "version", value=99), r"version is 99, but this release reads version 1"),
     "no layers": (lambda r: without(r, "layers"), r"the plan has no 'layers'"),
     "no scale": (lambda r: without(r, "layers", 1, "scale"), r"a layer has no 'scale'"),
     "a word for a scale": (lambda r: without(r, "layers", 1, "scale", value="x"), r"'scale' of '3\.weight': 'x'"),
@@ -217,14 +217,14 @@ def test_a_bad_file_is_named_with_its_fault_and_the_remedy(case: str, tmp_path: 
 
 def test_bytes_that_are_no_text_and_files_that_are_not_there(tmp_path: Path) -> None:
     (tmp_path / "plan.json").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(ValueError, match=r"plan\.json' is not a plan"):
+    with pytest.raises(ValueError, match=r"plan\.json' cannot be read as a plan"):
         Plan.load(tmp_path / "plan.json")
     with pytest.raises(FileNotFoundError, match=r"none\.json"):
         Plan.load(tmp_path / "none.json")
     made = unitvar.plan(mlp(), torch.zeros(2, 6))
-    with pytest.raises(FileNotFoundError, match=r"nowhere' is not a folder; make it"):
+    with pytest.raises(FileNotFoundError, match=r"nowhere' is not a folder; create it"):
         made.save(tmp_path / "nowhere" / "plan.json")
-    with pytest.raises(IsADirectoryError, match="is a folder; give the name of a file"):
+    with pytest.raises(IsADirectoryError, match="is a folder; pass the path of a file"):
         made.save(tmp_path)
 
 

@@ -130,7 +130,7 @@ def test_a_user_who_insists_is_told_what_was_left(monkeypatch: pytest.MonkeyPatc
         unitvar.initialize_(model, torch.zeros(2, 8))
     (note,) = caught.value.__notes__
     assert note.startswith(
-        "1 of 3 weights are filled, up to '0.weight'; '2.weight' may be written in part; those from '4."
+        "1 of 3 weights are filled, up to '0.weight'; '2.weight' may be partly written; those from '4."
     )
     assert torch.equal(model[4].weight, last)
 
@@ -149,7 +149,7 @@ def test_an_error_in_the_middle_names_what_is_filled(monkeypatch: pytest.MonkeyP
     with pytest.raises(torch.OutOfMemoryError, match="no memory left") as caught:
         unitvar.initialize_(model, torch.zeros(2, 8))
     (note,) = caught.value.__notes__
-    assert note.startswith("1 of 2 weights are filled, up to '0.weight'; '2.weight' may be written in part. Fill")
+    assert note.startswith("1 of 2 weights are filled, up to '0.weight'; '2.weight' may be partly written. Fill")
     assert model[0].weight.norm(dim=1).allclose(torch.ones(8))
 
 

@@ -66,7 +66,7 @@ def test_an_input_can_be_described_instead() -> None:
     assert unitvar.plan(model, x, inputs="measured").rows == unitvar.plan(model, x).rows
     standard = unitvar.plan(model, x, inputs="standard")
     assert standard.layers[0].second == 1.0
-    assert standard.inputs == "standard (mean 0, std 1), as asked for"
+    assert standard.inputs == "standard (mean 0, std 1), as requested"
 
 
 def test_tokens_have_no_variance_of_their_own() -> None:
@@ -85,7 +85,7 @@ def test_tokens_have_no_variance_of_their_own() -> None:
     assert plan.rows == unitvar.plan(model, tokens, inputs="standard").rows
     with pytest.raises(ValueError, match=r"has token 50, but 'embed.weight' has 50 rows; pass tokens from 0 to 49"):
         unitvar.plan(model, tokens.clamp(max=48) + 2 * (tokens == tokens.max()))
-    with pytest.raises(TypeError, match=r"float32 of shape \(8, 12\).*pass whole numbers, example.long\(\)"):
+    with pytest.raises(TypeError, match=r"float32 of shape \(8, 12\).*pass integers, example.long\(\)"):
         unitvar.plan(model, tokens.float())
 
 
@@ -221,7 +221,7 @@ class Reader(nn.Module):
 
 TOO_FAR: dict[str, tuple[Tensor, Tensor, type[Exception], str]] = {
     "shifted": (torch.full((2, 4), 48), torch.full((2, 4), 49), ValueError, "'embed' has 50 rows, and the example's l"),
-    "places": (torch.ones(2, 6).long(), torch.ones(2, 7).long(), ValueError, "table: 'places' has 6 rows, 'embed' has"),
+    "places": (torch.ones(2, 6).long(), torch.ones(2, 7).long(), ValueError, "embedding: 'places' has 6 rows, 'embed'"),
     "later places": (torch.ones(2, 6).long(), torch.ones(2, 7).long(), ValueError, "'places' has 6 rows"),
     "buffer": (torch.ones(2, 6).long(), torch.ones(2, 7).long(), IndexError, "index 6 is out of bounds"),
     "gathered": (torch.full((2, 4), 5), torch.full((2, 4), 6), RuntimeError, "index 6 is out of bounds"),

@@ -140,6 +140,6 @@ def test_measured_refuses_a_weight_whose_output_it_cannot_find() -> None:
 
     model = Masked()
     before = state_of(model)
-    with pytest.raises(ValueError, match=r"'b\.weight' was not met in the run"):
+    with pytest.raises(ValueError, match=r"'b\.weight' was not found in the run"):
         unitvar.initialize_(model, torch.randn(4, 8), method="measured")
     assert same(before, model.state_dict())

@@ -18,7 +18,7 @@ from tests.planning.models import Odd, mlp
         ({"distribution": "cauchy"}, "distribution='cauchy' is not one of"),
         ({"inputs": "none"}, "inputs='none' is not 'auto', 'standard', 'measured', (mean, std) or a list of pairs"),
         ({"inputs": [(0.0, 1.0), (0.0, 1.0)]}, "inputs has 2 pairs, but the example has 1"),
-        ({"inputs": (0.0, -1.0)}, "a standard deviation 0 or more"),
+        ({"inputs": (0.0, -1.0)}, "the standard deviation 0 or more"),
         ({"rules": {"relu": lambda x: x}}, "write it with its namespace"),
     ],
 )

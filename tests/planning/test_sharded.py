@@ -95,8 +95,8 @@ def test_no_rank_draws_into_more_than_one_layer_and_its_shard(ranks: list[dict[s
 def test_what_cannot_be_done_is_refused_and_leaves_no_trace(ranks: list[dict[str, Any]]) -> None:
     for number, rank in enumerate(ranks):
         measured, other, differs, alone = rank["refused"]
-        assert "has another one than this rank" in differs
-        assert ("does not fit the plan" if number else "Another rank refused its plan") in alone
+        assert "has a different plan" in differs
+        assert ("does not fit the plan" if number else "Another rank rejected its plan") in alone
         assert 'method="measured" rescales whole weights' in measured
         assert "does not fit the plan: it lacks weight, bias" in other
         assert rank["untouched"]

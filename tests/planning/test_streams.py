@@ -112,7 +112,7 @@ def test_a_norm_at_the_end_of_a_branch_is_said_and_its_weight_is_as_it_was() -> 
         plan = unitvar.plan(model, torch.zeros(8, WIDTH))
         layer = plan["blocks.1.3.weight"]
         assert layer.predicted == pytest.approx(1, rel=1e-6)
-        assert layer.branch == "branch 2 of 3 in 'blocks', whose size a norm after it decides"
+        assert layer.branch == "branch 2 of 3 in 'blocks'; a norm after it sets its size"
 
 
 def _rms(x: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ def test_chi_is_reported_with_advice() -> None:
     gelu = unitvar.plan(mlp(depth=10, act=nn.GELU, dropout=0.2), torch.zeros(2, 32))
     assert gelu.chi == pytest.approx(unitvar.activation_moments("gelu").chi, rel=1e-6)
     assert gelu.depth == 9
-    assert "depth amplifies deviations" in " ".join(str(gelu).split())
+    assert "deviations grow " in " ".join(str(gelu).split())
     assert 'method="measured"' in str(gelu)
     relu = unitvar.plan(mlp(depth=10), torch.zeros(2, 32))
     assert relu.chi == pytest.approx(1.0)
@@ -36,8 +36,8 @@ def test_a_plan_reads_like_a_table_of_80_columns() -> None:
         "  conv2d 8x3x3x3 after input\n"
         "5.weight         8    0.3989         1         1    34 %    50 %\n"
         "  linear 4x8 after relu → dropout 0.5 → maxpool 2x2\n"
-        "of E z²: what tells examples apart (signal), and what dropout masks add (noise)\n"
-        "chi 1.000 a layer over 1 layer without a norm: deviations do not grow"
+        "shares of E z²: signal tells examples apart, noise comes from dropout masks\n"
+        "chi 1.000 per layer over 1 layer without a norm: deviations do not grow"
     )
     long = nn.Sequential()
     inside = long

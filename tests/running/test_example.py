@@ -32,11 +32,11 @@ class FromDict(nn.Module):
     ("example", "message"),
     [
         (LOADER, f"of type DataLoader, {ALLOWED}Pass one batch's input: next(iter(loader))[0]"),
-        (iter(LOADER), ALLOWED + "Pass what it gives: next(example)."),
+        (iter(LOADER), ALLOWED + "Pass one item of it: next(example)."),
         (np.zeros((2, 8)), f"of type ndarray, {ALLOWED}Pass torch.from_numpy(example)"),
-        ("images", f"'images', {ALLOWED}Where forward really takes it, pass it in a tuple"),
-        (None, f"None, {ALLOWED}Where forward"),
-        (3, f"3, {ALLOWED}Where forward"),
+        ("images", f"'images', {ALLOWED}If forward really takes it, pass it in a tuple"),
+        (None, f"None, {ALLOWED}If forward really"),
+        (3, f"3, {ALLOWED}If forward really"),
         ([torch.zeros(2, 8), torch.zeros(2)], f"of type list, {ALLOWED}If it came from a loader"),
     ],
 )
@@ -50,7 +50,7 @@ def test_what_is_no_example_is_named_with_what_to_pass(run: Callable[..., Any], 
 @pytest.mark.parametrize("run", RUNS)
 @pytest.mark.parametrize("wrap", [lambda x: x, lambda x: (x,), lambda x: {"input": x}])
 def test_an_empty_batch_is_refused(run: Callable[..., Any], wrap: Callable[[Tensor], Any]) -> None:
-    with pytest.raises(ValueError, match=r"The example is empty: it has shape \(0, 8\). Pass a batch of one or more"):
+    with pytest.raises(ValueError, match=r"The example is empty: it has shape \(0, 8\). Pass a batch with at"):
         run(nn.Linear(8, 8), wrap(torch.zeros(0, 8)))
     run(nn.Linear(8, 8), wrap(torch.ones(1, 8)))
 

@@ -44,11 +44,11 @@ def test_a_step_that_fails_twice_is_told_and_the_others_have_run() -> None:
             if error is not None:
                 raise error
 
-    with pytest.raises(RuntimeError, match=r"1 of the things .* could not be put back \(OSError: for good\)"):
+    with pytest.raises(RuntimeError, match=r"1 of the things .* could not be restored \(OSError: for good\)"):
         block(None)
     with pytest.raises(KeyError) as caught:
         block(KeyError("the block's own"))
-    assert "could not be put back" in caught.value.__notes__[0]
+    assert "could not be restored" in caught.value.__notes__[0]
     assert record.ran == ["c", "b", "a", "b"] * 2
 
 

@@ -30,7 +30,7 @@ def as_function(fn: nn.Module | Callable[[Tensor], Tensor]) -> _Function:
     label = repr(fn).partition("\n")[0]
     if isinstance(fn, nn.PReLU) and fn.num_parameters > 1:
         raise ValueError(
-            f"{label} has one slope per channel, so it is not one function; ask for each channel: "
+            f"{label} has one slope per channel, so it is not one function; pass one channel at a time: "
             "nn.LeakyReLU(float(prelu.weight[i]))."
         )
     # Clones, so that a module that writes to its buffers writes to ours.
@@ -85,7 +85,7 @@ def check_elementwise(fn: _Function, mean: float, std: float) -> None:
         again, _ = evaluate(fn, x)
         drew = not torch.equal(before, torch.get_rng_state())
     if drew or not torch.equal(y.nan_to_num(), again.nan_to_num()):
-        raise ValueError(f"{fn.label} is random; switch it off (.eval()) or pass the function it is on average.")
+        raise ValueError(f"{fn.label} is random; switch it to eval mode with .eval(), or pass its deterministic form.")
     # Two halves, reversed: a maximum or a mean over all elements shows in one of them, a position in both.
     tolerance = 1e4 * torch.finfo(y.dtype).eps
     for half in (torch.arange(0, 64, 2, device="cpu").flip(0), torch.arange(1, 64, 2, device="cpu").flip(0)):

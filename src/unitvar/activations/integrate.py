@@ -27,7 +27,7 @@ _STEP = 2 * _REACH / 4096
 _CHUNK = 1 << 13  # points a call: what fits a cache is several times faster
 _MOST = 1 << 21  # points for all panels together, under a second
 _LUCKY = 4  # bumps narrower than the probes' gaps; where more of them are met, others will have been missed
-_REMEDY = "Smooth it, or average it over draws of your own."
+_REMEDY = "Smooth it, or estimate its moments from samples."
 _NODES, _WEIGHTS = (a / 2 for a in np.polynomial.legendre.leggauss(15))
 
 
@@ -76,8 +76,8 @@ def integrals(fn: _Function, mean: float, std: float) -> tuple[float, float, flo
     between = hidden(integrand.heights, integrand.values, laid, seen.off, pins, tolerance)
     if between.lucky > _LUCKY:
         raise ValueError(
-            f"{integrand} is finer than what can be integrated: {between.lucky} bumps narrower than {GAP / 4:g} "
-            f"standard deviations were met, and others may not have been. {_REMEDY}"
+            f"{integrand} varies too fast to be integrated: {between.lucky} bumps narrower than {GAP / 4:g} "
+            f"standard deviations were found, and there may be more. {_REMEDY}"
         )
     found = [pins, ramps, between.edges, laid.bounds[[0, -1]]]
     compared = np.ones(seen.off.size, dtype=bool)
@@ -207,6 +207,6 @@ def _check(
     # Probes that cannot tell to within a hundredth do not confirm anything.
     if abs(drawn - ours) > 6 * chance + 1e-4 * unit or rough > 1e-2 * max(unit, abs(drawn)):
         raise ValueError(
-            f"{integrand} is finer than what can be integrated: {name} is {ours:.6g} by quadrature, but {drawn:.6g} ± "
+            f"{integrand} varies too fast to be integrated: {name} is {ours:.6g} by quadrature, but {drawn:.6g} ± "
             f"{chance:.1g} over {g.size} points {GAP:g} standard deviations apart. {_REMEDY}"
         )

@@ -85,7 +85,7 @@ def canonical(name: str) -> str:
         hint = f"torch.nn.functional.{name} is not elementwise, is random or takes more arguments"
     else:
         near = difflib.get_close_matches(_squeeze(name), _SPELLINGS, n=3, cutoff=0.5)
-        hint = "did you mean " + " or ".join(repr(_SPELLINGS[n]) for n in near) if near else "no name is near it"
+        hint = "did you mean " + " or ".join(repr(_SPELLINGS[n]) for n in near) if near else "no name is similar to it"
     raise ValueError(
         f"{name!r} is not a known activation: {hint}. Known: {', '.join(NAMES)}; anything else can be passed as a "
         "callable, or None if unknown."

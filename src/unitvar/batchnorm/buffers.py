@@ -29,13 +29,13 @@ def store(name: str, module: AnyBatchNorm, mean: Tensor, var: Tensor) -> None:
     Args:
         name: of the layer, for the error.
         module: the BatchNorm.
-        mean: one value a channel.
-        var: one value a channel, unbiased, as torch stores it.
+        mean: one value per channel.
+        var: one value per channel, unbiased, as torch stores it.
     """
     write(module, mean, var)
     for buffer, value in zip(running(module), (mean, var), strict=True):
         if not bool(torch.isfinite(buffer).all()):
             raise ValueError(
-                f"BatchNorm {name!r} keeps its statistics as {buffer.dtype}, which cannot hold "
-                f"{float(value.abs().max()):.3g}: keep them in float32, as in module.float(). The model is as it was."
+                f"BatchNorm {name!r} stores its statistics as {buffer.dtype}, which cannot hold "
+                f"{float(value.abs().max()):.3g}: convert it with module.float(). The model was not changed."
             )

@@ -68,14 +68,14 @@ def read(batches: Iterable[Any], limit: int | None) -> Iterator[Any]:
         except StopIteration as stop:
             if _from_dataset(batches, stop):
                 raise RuntimeError(
-                    f"The dataset of batches raised StopIteration after {count} batches, which a loop takes for their "
-                    f"end{_of(batches)}. Raise IndexError or another error in it instead."
+                    f"The dataset behind batches raised StopIteration after {count} batches, which looks like the "
+                    f"end of the data{_of(batches)}. Raise another error in the dataset, such as IndexError."
                 ) from stop
             if (length := _length(batches)) is not None and count < length:
                 warnings.warn(
-                    f"batches ended after {count} batches, but len(batches) is {length}: the statistics are those of a "
-                    "part of the data. If something in it raised StopIteration, find out what; if its length is an "
-                    "estimate, this is no matter.",
+                    f"batches ended after {count} batches, but len(batches) is {length}: the statistics cover only "
+                    "part of the data. Check whether something in it raises StopIteration. If its length is an "
+                    "estimate, ignore this warning.",
                     stacklevel=2,
                 )
             return
@@ -96,7 +96,7 @@ def _from_dataset(batches: Any, stop: StopIteration) -> bool:
 
 def _of(batches: Any) -> str:
     length = _length(batches)
-    return "" if length is None else f", though len(batches) is {length}"
+    return "" if length is None else f", although len(batches) is {length}"
 
 
 def _length(batches: Any) -> int | None:

@@ -52,8 +52,8 @@ def load(path: str | PathLike[str]) -> BatchNormStatistics:
             return _statistics(file, _record(file))
     except (ValueError, RecursionError, library.SafetensorError) as error:
         raise ValueError(
-            f"{fspath(path)!r} holds no BatchNorm statistics of version {VERSION} that can be read: {error}. Write "
-            "them with bn_statistics(...).save(path)."
+            f"{fspath(path)!r} cannot be read as BatchNorm statistics of version {VERSION}: {error}. Write the "
+            "file with bn_statistics(...).save(path)."
         ) from error
 
 
@@ -73,7 +73,7 @@ def _statistics(file: Any, record: dict[str, Any]) -> BatchNormStatistics:
         raise ValueError("'layers' is not a list of records")
     names = [layer.get("name") for layer in layers]
     if not all(isinstance(name, str) for name in names) or len(set(names)) < len(names):
-        raise ValueError("the layers do not have names that differ")
+        raise ValueError("two layers have the same name, or one has none")
     for key, allowed in (("stats", STATS), ("method", METHODS)):
         if record.get(key) not in allowed:
             raise ValueError(f"{key!r} is {record.get(key)!r}, not one of {', '.join(map(repr, allowed))}")
@@ -95,7 +95,7 @@ def _layer(file: Any, record: dict[str, Any]) -> LayerStatistics:
         raise ValueError(f"'{name}.m2' has a negative sum of squares")
     values, examples = _count(record, "values"), _count(record, "examples")
     if not 1 <= examples <= values or values < 2:
-        raise ValueError(f"{name!r} has {values} values of {examples} examples")
+        raise ValueError(f"{name!r} has {values} values from {examples} examples")
     spread = Spread()
     spread.batches, spread.origin, spread.products = _count(record, "batches"), origin, products
     return LayerStatistics(name, Moments(values, mean, m2, examples), spread)
@@ -104,8 +104,8 @@ def _layer(file: Any, record: dict[str, Any]) -> LayerStatistics:
 def _count(record: dict[str, Any], key: str) -> int:
     value = record.get(key)
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MOST:
-        told = f"a number of {value.bit_length()} bits" if isinstance(value, int) else repr(value)
-        raise ValueError(f"{key!r} is {told}, not a whole number from 0 to {MOST}")
+        shown = f"a number of {value.bit_length()} bits" if isinstance(value, int) else repr(value)
+        raise ValueError(f"{key!r} is {shown}, not a whole number from 0 to {MOST}")
     return value
 
 

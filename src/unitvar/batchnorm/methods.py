@@ -149,8 +149,8 @@ class _Found:
 def _first(sweep: Sweep, options: Options, group: ranks.Group) -> _Found:
     check_batches(sweep.batches, repeatedly=options.method == "sequential")
     batches = sweep.run(options.max_batches, options.tolerance)
-    if batches == 0 and group is not None and (waiting := uninitialised(sweep.model)):
-        raise ValueError(f"Lazy layer {waiting[0]!r} needs a batch to be initialised, and this rank has none.")
+    if batches == 0 and group is not None and (lazy := uninitialised(sweep.model)):
+        raise ValueError(f"Lazy layer {lazy[0]!r} needs a batch to be initialised, but this rank has none.")
     observer = sweep.observer
     return _found(batches, observer, observer.layers)
 
@@ -160,8 +160,8 @@ def _again(sweep: Sweep, layer: Layer) -> _Found:
     batches = sweep.run(before)
     if batches != before:
         raise ValueError(
-            f"The first pass over batches gave {before} of them, the pass for BatchNorm {layer.name!r} {batches}: "
-            "method='sequential' needs an iterable that gives the same batches every time."
+            f"The first pass read {before} batches, but the pass for BatchNorm {layer.name!r} read {batches}: "
+            "method='sequential' needs an iterable that yields the same batches on every pass."
         )
     return _found(batches, sweep.observer, [layer])
 
@@ -185,8 +185,8 @@ def _pool(layers: Sequence[Layer], found: Sequence[_Found]) -> None:
                 layer.most_uses = max(layer.most_uses, uses)
         if layer.pooled is not None and layer.pooled.count < 2:
             raise ValueError(
-                f"BatchNorm {layer.name!r} saw a single value a channel in all batches, which has no variance: "
-                "pass more batches, or larger ones."
+                f"BatchNorm {layer.name!r} received a single value per channel in all batches, which has no "
+                "variance: pass more or larger batches."
             )
         if layer.pooled is not None:
             layer.remember()  # it may have been reached on other ranks only

@@ -175,8 +175,8 @@ class Observer:
         if not seen.finite:
             bad = int((~torch.isfinite(seen.mean + seen.m2)).sum())
             raise ValueError(
-                f"Batch {self.batch} brings NaN or infinity to BatchNorm {layer.name!r}, in {bad} of {channels} "
-                "channels: look at that batch, or at the layers before it. The model is as it was."
+                f"Batch {self.batch} gives BatchNorm {layer.name!r} NaN or infinite inputs in {bad} of {channels} "
+                "channels: check that batch and the layers before this one. The model was not changed."
             )
         layer.take(seen)
         if layer is self.until:

@@ -40,7 +40,7 @@ class Options:
         if self.tolerance is not None and not 0 < self.tolerance < math.inf:
             raise ValueError(
                 f"tolerance={self.tolerance!r} is not a finite number above 0; 0.01 stops at 1 %, None uses all "
-                "batches; to stop after so many, pass max_batches."
+                "batches; to stop after a number of batches, pass max_batches."
             )
         if self.forward is not None and not callable(self.forward):
-            raise TypeError(f"forward={self.forward!r} is not a function of (model, batch).")
+            raise TypeError(f"forward={self.forward!r} is not a function; pass forward(model, batch), or None.")

@@ -87,14 +87,14 @@ def gather(work: Callable[[], Result], group: Group) -> list[Result]:
         raise failure
     if lost is not None:
         missing = ", ".join(map(str, arrivals.missing()))
-        who = f"Rank {missing} ended" if missing else "The group broke"
+        who = f"Rank {missing} stopped" if missing else "The process group failed"
         raise RuntimeError(
-            f"{who} while re-estimating BatchNorm: killed, out of memory, or its connection was lost ({lost}). This "
-            "rank's model is as it was. Start all ranks again."
+            f"{who} while re-estimating BatchNorm: it was killed, ran out of memory or lost its connection "
+            f"({lost}). This rank's model was not changed. Restart all ranks."
         ) from lost
     for rank, (message, _) in enumerate(everyone):
         if message is not None:
             raise RuntimeError(
-                f"Rank {rank} failed while re-estimating BatchNorm ({message}). This rank's model is as it was."
+                f"Rank {rank} failed while re-estimating BatchNorm ({message}). This rank's model was not changed."
             )
     return [result for _, result in everyone]

@@ -160,9 +160,9 @@ def lone_values(method: str, layers: Sequence[tuple[str, int, int]]) -> str:
     if method != "one-pass" or not lone:
         return ""
     return (
-        f"most batches bring one value a channel to BatchNorm {lone[0]!r}, which cannot be normalised by itself: the "
-        'variances of the layers after it may be far off. Use method="sequential", which is exact for any batch size, '
-        "or larger batches."
+        f"in most batches BatchNorm {lone[0]!r} receives one value per channel, which has no variance: the variances "
+        'of the layers after it may be far off. Use method="sequential", which is exact for any batch size, or larger '
+        "batches."
     )
 
 

@@ -164,9 +164,9 @@ class BatchNormStatistics(Tabular):
             The pooled statistics.
         """
         if isinstance(weight, bool) or not isinstance(weight, int):
-            raise TypeError(f"weight={weight!r} is not a whole number of old {unit}.")
+            raise TypeError(f"weight={weight!r} is not an integer; pass the number of old {unit}.")
         if weight < 0:
-            raise ValueError(f"weight={weight} is below 0: it is a number of old {unit}.")
+            raise ValueError(f"weight={weight} is negative; pass the number of old {unit}, 0 or more.")
         if unit not in UNITS:
             raise ValueError(f"unit={unit!r} is not one of {', '.join(map(repr, UNITS))}.")
         modules = self._norms(model)
@@ -188,7 +188,7 @@ class BatchNormStatistics(Tabular):
                 raise ValueError(f"{pattern!r} matches none of {names(self.layers)}.")
         chosen = [x for x in self.layers if any(fnmatchcase(x.name, pattern) for pattern in patterns)]
         if not chosen:
-            raise ValueError(f"select() without a pattern leaves no layer of {names(self.layers)}.")
+            raise ValueError(f"select() needs at least one pattern; the layers are {names(self.layers)}.")
         left_out = {layer.name: "not selected" for layer in self.layers if layer not in chosen}
         return replace(self, layers=tuple(chosen), kept={**self.kept, **left_out})
 
@@ -267,11 +267,13 @@ def keep(undo: Undo, statistics: BatchNormStatistics, model: nn.Module) -> None:
 
 def _merged(one: BatchNormStatistics, two: BatchNormStatistics) -> BatchNormStatistics:
     if not isinstance(two, BatchNormStatistics):
-        raise TypeError(f"merge() takes BatchNormStatistics, one by one, not a {type(two).__name__}.")
+        raise TypeError(f"merge() takes BatchNormStatistics as separate arguments, not a {type(two).__name__}.")
     for name in ("stats", "method"):
         ours, theirs = getattr(one, name), getattr(two, name)
         if ours != theirs:
-            raise ValueError(f"{name}={ours!r} and {name}={theirs!r} do not merge: make both with the same.")
+            raise ValueError(
+                f"{name}={ours!r} and {name}={theirs!r} cannot be merged: compute both with the same {name}."
+            )
     first, second = ({layer.name: layer for layer in x.layers} for x in (one, two))
     layers = {
         name: first[name].merge(second[name]) if name in first and name in second else (first | second)[name]

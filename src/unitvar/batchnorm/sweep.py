@@ -97,7 +97,7 @@ class Sweep:
             where = f"first at the input of BatchNorm {reached[0].name!r}" if reached else "after the last BatchNorm"
             warnings.warn(
                 f"Two forward passes of batch {index} in eval mode differ, {where}: some code draws random numbers "
-                "whatever .eval() says, such as a bare F.dropout(x, 0.5), and its noise goes into the statistics. "
+                "even in eval mode, such as a bare F.dropout(x, 0.5), and its noise enters the statistics. "
                 "Write F.dropout(x, 0.5, self.training), or use nn.Dropout.",
                 stacklevel=2,
             )

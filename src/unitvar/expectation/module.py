@@ -45,7 +45,7 @@ class Expected(nn.Module):
         model = inner(model)  # whose forward has no collectives, and is not compiled
         if isinstance(samples, bool) or not isinstance(samples, int) or samples < 0:
             raise ValueError(
-                f"samples={samples!r} is not an integer of 0 or more; 0 takes 64 draws where any are needed."
+                f"samples={samples!r} is not an integer of 0 or more; 0 means 64 draws for each op without a rule."
             )
         self.model = model
         self.samples, self.strict = samples, strict
@@ -101,13 +101,13 @@ class Expected(nn.Module):
         check_real(self.model)
         if sharded(self.model):
             raise ValueError(
-                "The model's parameters are spread over ranks (FSDP2 or DTensor), and dropout is integrated out over "
+                "The model's parameters are spread over ranks (FSDP2 or DTensor), but integrating dropout out needs "
                 "whole weights: load get_model_state_dict(model, options=StateDictOptions(full_state_dict=True)) into "
                 "a model that is not sharded."
             )
         lazy = uninitialised(self.model)
         if lazy:
-            raise ValueError(f"{lazy[0]!r} has no shape yet. Run the model once before its dropout is integrated out.")
+            raise ValueError(f"{lazy[0]!r} has no shape yet. Run the model once first.")
         with without_modes():
             plain = [_solid(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
             if self._stochastic is None:
@@ -120,8 +120,8 @@ class Expected(nn.Module):
             self._programs[key] = program
         elif any(a is not b for a, b in zip(plain, leaves, strict=True)):
             raise ValueError(
-                "The model decides by the values of its input what to compute, so it cannot be exported or compiled "
-                "as a whole."
+                "The values of its input decide what the model computes, so it cannot be exported or compiled as a "
+                "whole. Call it without export and compile."
             )
         return program
 

@@ -78,7 +78,7 @@ class History(Tabular):
 
     def __enter__(self) -> History:
         if self._undo is not None:
-            raise RuntimeError("This history is already watching.")
+            raise RuntimeError("This history is already watching; leave its `with` block before you enter it again.")
         self._undo = Undo(alone=True)
         self._undo.add(self._stop)
         handles = hooks_removed(self._undo)
@@ -99,7 +99,9 @@ class History(Tabular):
     def begin(self) -> None:
         """Begin a step of a history that was made with ``marked=True``."""
         if not self._marked:
-            raise RuntimeError("Calls of the model are the steps of this history: pass marked=True to watch().")
+            raise RuntimeError(
+                "begin() and end() need watch(..., marked=True); without it each call of the model is a step."
+            )
         self._next()
 
     def end(self) -> None:

@@ -87,14 +87,14 @@ class LayerFlow(_Record):
     def of(layer: Layer, predicted: Prediction | None, runs: int, shares: Shares) -> LayerFlow:
         """Make a record of what was gathered."""
         forward, backward = layer.forward, layer.backward
-        told = (None, None, None) if predicted is None else (predicted.mean, predicted.second, predicted.gradient)
+        moments = (None, None, None) if predicted is None else (predicted.mean, predicted.second, predicted.gradient)
         if backward.second is None:
-            told = *told[:2], None
+            moments = *moments[:2], None
         size = forward.count // runs
         means = forward.mean, forward.second, backward.second
         expected = Shares() if predicted is None else predicted.shares
         split = (None if math.isnan(x) else x for x in (*shares, *expected))
-        return LayerFlow(layer.name, layer.use, layer.op, size, *means, layer.dead, *told, *split)
+        return LayerFlow(layer.name, layer.use, layer.op, size, *means, layer.dead, *moments, *split)
 
 
 @dataclass(frozen=True, slots=True, repr=False)

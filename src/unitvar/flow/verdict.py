@@ -67,7 +67,7 @@ def verdict(what: str, labels: Sequence[str], values: Sequence[float | None]) ->
     factor, share = trend([value for _, value in positive])
     word = "exploding" if factor > GROWS else "vanishing" if factor < FALLS else "steady"
     word = word if share >= AGREEING and len(positive) >= FEWEST else "steady"
-    change = f"grows {factor:.2g}-fold" if factor >= 1 else f"falls to {factor:.2g} of itself"
+    change = f"grows {factor:.2g}-fold" if factor >= 1 else f"falls to {factor:.2g} of its value"
     change = "holds" if 0.95 < factor < 1.05 else change
     return f"{what} {change} from {positive[0][0]} to {positive[-1][0]}: {word}"
 

@@ -32,7 +32,7 @@ def writing(writer: Any) -> Writer:
     if callable(writer):
         return writer  # type: ignore[no-any-return]
     raise TypeError(
-        f"writer={writer!r} has no add_scalar, and is no function of (values, step): pass a "
+        f"writer={writer!r} has no add_scalar and is not a function of (values, step): pass a "
         "torch.utils.tensorboard.SummaryWriter, or what unitvar.integrations.loggers gives."
     )
 

@@ -43,14 +43,14 @@ def fans(weight: Tensor, *, transposed: bool = False, groups: int = 1, stride: i
         Fans(fan_in=16.0, fan_out=32.0, stride=(2, 2))
     """
     if not isinstance(weight, Tensor):
-        raise TypeError(f"weight is a {type(weight).__name__}, not a tensor, such as layer.weight.")
+        raise TypeError(f"weight is a {type(weight).__name__}, not a tensor; pass a weight, such as layer.weight.")
     if weight.dim() < 2:
         raise ValueError(f"A weight of shape {tuple(weight.shape)} has no fan-in; it needs 2 dimensions or more.")
     kernel = weight.shape[2:]
     steps = tuple(stride) if isinstance(stride, Sequence) else (stride,) * len(kernel)
     if len(steps) != len(kernel) or not all(isinstance(s, int) and s >= 1 for s in steps):
         raise ValueError(
-            f"stride={stride!r} does not fit a kernel of shape {tuple(kernel)}; give one whole step ≥ 1 for each."
+            f"stride={stride!r} does not fit a kernel of shape {tuple(kernel)}; pass integers ≥ 1, one per dimension."
         )
     if groups < 1 or weight.shape[0] % groups:
         raise ValueError(

@@ -204,7 +204,7 @@ def uniform_(
 
 
 def _radius(
-    given: float | None,
+    gain: float | None,
     nonlinearity: Activation,
     dropout: float,
     mode: str,
@@ -212,14 +212,14 @@ def _radius(
     next_nonlinearity: Activation | EllipsisType,
     next_dropout: float | EllipsisType,
 ) -> float:
-    if given is None:
+    if gain is None:
         following = {"next_nonlinearity": next_nonlinearity, "next_dropout": next_dropout}
         return gain_of(nonlinearity, dropout, mode=mode, fan_ratio=fan_ratio, **following)  # type: ignore[arg-type]
-    if isinstance(given, bool) or not isinstance(given, Real):
-        raise TypeError(f"gain={given!r} is not a number; pass the norm of a row, or None to compute it.")
-    if not 0 <= given < math.inf:
-        raise ValueError(f"gain={given!r} is not a finite number ≥ 0; it is the norm of a row.")
-    return float(given)
+    if isinstance(gain, bool) or not isinstance(gain, Real):
+        raise TypeError(f"gain={gain!r} is not a number; pass the norm of a row, or None to compute it.")
+    if not 0 <= gain < math.inf:
+        raise ValueError(f"gain={gain!r} is not a finite number ≥ 0; it is the norm of a row.")
+    return float(gain)
 
 
 def _normalise_(rows: Tensor, dims: Iterable[int], radius: float) -> None:

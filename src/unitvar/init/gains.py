@@ -79,7 +79,7 @@ def gain(
     if loss <= 0:
         what = "slope" if mode == "backward" else "value"
         raise ValueError(
-            f"nonlinearity={nonlinearity!r} has {what} 0 everywhere: no weight after it can have a signal."
+            f"nonlinearity={nonlinearity!r} has {what} 0 everywhere: no scale of the next weight restores the signal."
         )
     return 1 / math.sqrt(loss)
 

@@ -61,7 +61,7 @@ def told_inputs(graph: Graph, inputs: Any, signal: Callable[[Value], Signal]) ->
     floats = _floats(graph)
     if not floats:
         return "no floating-point tensor"
-    why = _without_numbers(floats) if inputs == "auto" else "as asked for" if inputs == "standard" else ""
+    why = _without_numbers(floats) if inputs == "auto" else "as requested" if inputs == "standard" else ""
     if why:
         return f"standard (mean 0, std 1), {why}"
     told = []
@@ -114,7 +114,7 @@ def _pair(pair: Any) -> tuple[float, float]:
     except (TypeError, ValueError):
         raise TypeError(f"inputs={pair!r} is not {ALLOWED}.") from None
     if not (math.isfinite(mean) and 0 <= std < math.inf):
-        raise ValueError(f"inputs={pair!r}: a mean is finite, a standard deviation 0 or more.")
+        raise ValueError(f"inputs={pair!r}: the mean must be finite, and the standard deviation 0 or more.")
     return mean, std
 
 

@@ -191,8 +191,8 @@ def _planned(model: nn.Module, example: Any, options: Options) -> Plan:
             return planned(model, example, options)
     except Exception as error:
         error.add_note(
-            "The model is sharded over ranks and was planned without its data. If that is the reason, make the plan "
-            "before sharding, and fill the sharded model with plan.apply_(model)."
+            "The model is sharded over ranks, so it was planned without the values of its parameters. If that caused "
+            "this error, make the plan before sharding and fill the sharded model with plan.apply_(model)."
         )
         raise
 

@@ -21,15 +21,15 @@ def advice(layers: Sequence[LayerPlan], solved: Solved, embedded: Collection[str
     """Give a sentence for each thing that a user should know before training."""
     if solved.unsettled:
         yield (
-            f'mode="backward" found no scales that keep E g² at one: that of {solved.unsettled} changes with every '
-            'step of the search. Post-norm streams have none; use mode="forward" or "mean"'
+            f'mode="backward" found no scales that keep E g² at one: the scale of {solved.unsettled} does not '
+            'converge. Post-norm residual streams have no such scales; use mode="forward" or "mean"'
         )
     drowned = [x for x in layers if is_drowned(x.signal, x.noise)]
     if drowned and solved.gain == 1.0:
         first, last = drowned[0], drowned[-1]
         yield (
             f"from {first.name} on, less than {100 * LITTLE:g} % of E z² tells examples apart "
-            f"({percent(last.signal)} at {last.name}), and {percent(last.noise)} is the noise of dropout masks: use "
+            f"({percent(last.signal)} at {last.name}), and {percent(last.noise)} is noise of dropout masks: use "
             "less dropout, or add skip connections or norms"
             + (
                 f"; with AdamW, try gain=0.5, with SGD gain={gain_at(solved.out.longest[0] + 1)}"
@@ -50,5 +50,5 @@ def advice(layers: Sequence[LayerPlan], solved: Solved, embedded: Collection[str
             remedy = ': embeddings="unit" scales it' if left[0] in embedded else ""
             yield (
                 f"the output of {left[0]}, which is left alone, starts with E z² = {signal.second:.3g}; the loss of "
-                f"logits this large starts far above that of a guess{remedy}"
+                f"logits this large starts far above that of guessing{remedy}"
             )

@@ -19,7 +19,7 @@ from unitvar.planning.records import Record
 __all__ = ["after_slopes", "backward_scales"]
 
 _LEFT = 0.05  # of E g² = 1, what others must leave for a weight to have a say
-_SKIPPED = "a skip alone carries the gradient past it: its scale keeps only its own branch's share at one"
+_SKIPPED = "a skip connection carries the gradient past it: its scale controls only its own branch's share of E g²"
 
 
 class _Weights:

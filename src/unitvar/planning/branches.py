@@ -21,7 +21,7 @@ from unitvar.planning.walker import Walker
 __all__ = ["Branches"]
 
 _CLOSE = 0.02  # a relative error of a second moment that is none
-_NORMED = ", whose size a norm after it decides"
+_NORMED = "; a norm after it sets its size"
 _PASSES = 4  # over the graph, for streams inside branches
 
 

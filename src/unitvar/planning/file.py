@@ -38,15 +38,15 @@ def load(path: str | PathLike[str]) -> Plan:
     try:
         record = json.loads(Path(path).read_text(encoding="utf-8"))
         if not isinstance(record, dict) or record.get("format") != FORMAT:
-            raise ValueError(f"it does not say {FORMAT!r} as its 'format'")
+            raise ValueError(f"its 'format' is not {FORMAT!r}")
         if record.get("version") != VERSION:
-            raise ValueError(f"its version is {record.get('version')!r}, and this release reads version {VERSION}")
+            raise ValueError(f"its version is {record.get('version')!r}, but this release reads version {VERSION}")
         made = _plan(record)
         _check(made)
         return made
     except (ValueError, RecursionError) as error:  # JSON and UTF-8 errors are such, too
         raise ValueError(
-            f"{os.fspath(path)!r} is not a plan that can be read: {error}. Write it again with plan.save(path)."
+            f"{os.fspath(path)!r} cannot be read as a plan: {error}. Write it again with plan.save(path)."
         ) from error
 
 
@@ -133,7 +133,7 @@ def _number(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise ValueError(f"{value!r} is not a number")
     if abs(value) > sys.float_info.max:
-        raise ValueError("it is past what a float can hold")
+        raise ValueError("it is too large for a float")
     return value
 
 
@@ -169,6 +169,6 @@ def _check(plan: Plan) -> None:
         if not all(d in dims for d in (*layer.layout.columns, *layer.layout.batch)):
             raise ValueError(f"the layout of {layer.name!r} does not fit its shape {layer.shape}")
         if not all(row < layer.shape[0] for row in layer.layout.zero):
-            raise ValueError(f"a zero row of {layer.name!r} is past its end")
+            raise ValueError(f"a zero row of {layer.name!r} is out of range")
         if not 0 <= layer.scale < math.inf:
             raise ValueError(f"the scale of {layer.name!r} is {layer.scale}, not a finite number ≥ 0")

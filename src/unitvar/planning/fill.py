@@ -79,7 +79,7 @@ def _check_all(
         raise fault
     if not same:
         raise ValueError(
-            "Another rank refused its plan, or has another one than this rank. Nothing was written. Load the same file "
+            "Another rank rejected its plan or has a different plan. Nothing was written. Load the same file "
             "on every rank."
         )
 
@@ -158,8 +158,8 @@ def _same_on_all_ranks(
 
 def _progress(names: list[str], done: int) -> str:
     filled = f"{done} of {len(names)} weights are filled" + (f", up to {names[done - 1]!r}" if done else "")
-    after = f"; those from {names[done + 1]!r} on are as before" if done + 1 < len(names) else ""
-    return f"{filled}; {names[done]!r} may be written in part{after}. Fill the model again before you use it."
+    after = f"; those from {names[done + 1]!r} on are unchanged" if done + 1 < len(names) else ""
+    return f"{filled}; {names[done]!r} may be partly written{after}. Fill the model again before you use it."
 
 
 def _check(layer: LayerPlan, parameters: Mapping[str, Tensor], generator: torch.Generator | None) -> None:
@@ -177,17 +177,17 @@ def _check(layer: LayerPlan, parameters: Mapping[str, Tensor], generator: torch.
             raise TypeError(f"{name!r} is of dtype {parameter.dtype}; only floating-point weights can be filled.")
         if is_sharded(parameter) and any(p.is_partial() for p in parameter.placements):  # type: ignore[attr-defined]
             raise ValueError(
-                f"{name!r} has the placements {parameter.placements}: a sum that is not done has no shards to fill. "  # type: ignore[attr-defined]
+                f"{name!r} has the placements {parameter.placements}: a partial sum cannot be filled. "  # type: ignore[attr-defined]
                 "Redistribute it to Shard or Replicate."
             )
         if parameter.is_inference():
             raise ValueError(
                 f"{name!r} was made in torch.inference_mode and cannot be written to outside of it; build the model "
-                "outside of it."
+                "without inference mode."
             )
         if any(size > 1 and stride == 0 for size, stride in zip(parameter.shape, _strides(parameter), strict=True)):
             raise ValueError(
-                f"{name!r} is expanded: several of its elements share one place in memory. Replace it by "
+                f"{name!r} is expanded: several of its elements share memory. Replace it by "
                 f"nn.Parameter({name}.contiguous())."
             )
 

@@ -40,7 +40,7 @@ def _check_fit(plan: Plan, model: nn.Module) -> None:
     """Refuse a model that has other parameters than the plan."""
     lazy = uninitialised(model)
     if lazy:
-        raise ValueError(f"{_listed(lazy)} has no shape yet: run the model once, so that its lazy layers get theirs.")
+        raise ValueError(f"{_listed(lazy)} has no shape yet: run the model once to initialise its lazy layers.")
     parameters = parameters_by_name(model)
     wanted = {unwrapped(name): shape for name, shape in plan.parameters.items()}
     found = {name: tuple(p.shape) for name, p in parameters.items()}
@@ -49,7 +49,7 @@ def _check_fit(plan: Plan, model: nn.Module) -> None:
     other = [f"{n}: {found[n]}, planned {wanted[n]}" for n in wanted if n in found and found[n] != wanted[n]]
     faults = [
         f"{text} {_listed(names)}"
-        for text, names in (("it lacks", missing), ("the plan lacks", extra), ("shapes differ:", other))
+        for text, names in (("it lacks", missing), ("the plan lacks", extra), ("shapes differ at", other))
         if names
     ]
     untied = [f"{n} ({plan.skipped[n]})" for n in extra if plan.skipped.get(n, "").startswith("tied to ")]
@@ -60,7 +60,7 @@ def _check_fit(plan: Plan, model: nn.Module) -> None:
     if faults:
         raise ValueError(
             f"The model does not fit the plan: {'; '.join(faults)}. Nothing was written. Apply the plan to the model "
-            "that it was made of, or plan this one with unitvar.plan(model, example)."
+            "that it was made for, or plan this one with unitvar.plan(model, example)."
         )
     frozen = [layer.name for layer in plan.layers if not parameters[unwrapped(layer.name)].requires_grad]
     if frozen:

@@ -133,15 +133,15 @@ def _reasons(
         elif reason is not None:
             reasons[name] = reason
         elif owner in out.standardised:
-            reasons[name] = "standardised: the forward pass takes its scale away, so that its scale has no effect"
+            reasons[name] = "standardised: the forward pass normalises it, so its scale has no effect"
         elif "parametrizations" in name or name.endswith(("weight_g", "weight_v", "weight_orig")):
             reasons[name] = "parametrised: the weight is computed from it"
         elif owner in out.cut_off:
-            reasons[name] = "only constants reach it: a way from the input through numpy or .item() cannot be followed"
+            reasons[name] = "only constants reach it: a path from the input through numpy or .item() cannot be traced"
         elif not ops:
             reasons[name] = "unreached: no op uses it"
         elif any(op in RULES and RULES[op].weights for op in ops):
-            reasons[name] = f"parametrised: computed with before {ops[0]}"
+            reasons[name] = f"parametrised: transformed before {ops[0]}"
         else:
             reasons[name] = f"not a weight: used by {', '.join(ops[:3])}"
     return reasons

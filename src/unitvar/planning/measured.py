@@ -83,7 +83,7 @@ class _Rescaler(TorchDispatchMode):  # type: ignore[no-untyped-call]
             raise ValueError(
                 f"The output of {name!r} has second moment {second:g} on this batch, which no scale can make "
                 f"{self.targets[name]:.3g}; "
-                'look at the data, or use method="analytic".'
+                'check the data, or use method="analytic".'
             )
         factor = math.sqrt(self.targets[name] / second)
         for tensor in chain:
@@ -159,7 +159,7 @@ def _run(
     lost = [name for name in weights if name in rescaler.seen and not rescaler.parts[name]]
     if lost:
         raise ValueError(
-            f"The output of {', '.join(map(repr, lost))} was not met in the run: something is computed from the weight "
-            'before it is used. Leave it out with only=..., or use method="analytic".'
+            f"The output of {', '.join(map(repr, lost))} was not found in the run: the weight is transformed before it "
+            'is used. Leave it out with only=..., or use method="analytic".'
         )
     return rescaler.parts

@@ -68,7 +68,7 @@ def _planned(model: nn.Module, example: Any, options: Options, graphs: list[Grap
         where = {**graphs[0].where, **solved.out.where}.get(name, "")
         raise ValueError(
             f"{name} in module {where or '(the model itself)'!r} has no rule; add one with @unitvar.rule({name!r}) or "
-            f"rules={{{name!r}: ...}}, or use strict=False to have it taken apart or sampled."
+            f"rules={{{name!r}: ...}}, or use strict=False to decompose or sample it."
         )
     _warn_of_unused(options, graphs)
     inputs = told_inputs(graphs[0], options.inputs, solved.out.signal)

@@ -107,17 +107,17 @@ def _shares(layer: LayerPlan) -> tuple[str, ...]:
 
 def _unsupported(plan: Plan) -> list[str]:
     ops = ", ".join(f"{name} ({count})" for name, count in plan.unsupported.items())
-    return [f"unsupported, taken apart or sampled: {ops}"] if ops else []
+    return [f"unsupported, decomposed or sampled: {ops}"] if ops else []
 
 
 def _stability(plan: Plan) -> str:
     if not plan.depth:
-        return "chi: no two weights without a norm between them; deviations do not add up"
-    said = f"chi {plan.chi:.3f} a layer over {counted(plan.depth, 'layer')} without a norm"
+        return "chi: a norm separates all weights, so deviations do not accumulate"
+    chi = f"chi {plan.chi:.3f} per layer over {counted(plan.depth, 'layer')} without a norm"
     if plan.chi <= 1 + 1e-6:
-        return f"{said}: deviations do not grow"
+        return f"{chi}: deviations do not grow"
     return (
-        f"{said}: depth amplifies deviations by {plan.chi**plan.depth:.3g} in all. "
+        f"{chi}: deviations grow {plan.chi**plan.depth:.3g}-fold in total. "
         'Put norms between the layers, or use method="measured".'
     )
 

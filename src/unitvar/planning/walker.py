@@ -64,7 +64,7 @@ class Walker:
             tables={name: table.second for name, table in self.tables.items()}, quiet=quiet,
         )  # fmt: skip
         for name in this.silent - set(this.records):
-            self.allowed[name] = "no signal reaches it: what comes before is 0 everywhere"
+            self.allowed[name] = "no signal reaches it: its input is always 0"
         return this.records, self.out
 
     def first(self, fixed: dict[str, float]) -> tuple[dict[str, Record], Propagation]:

@@ -135,8 +135,8 @@ def scales(rows: Sequence[Mapping[str, Any]], *, ax: Axes | None = None, legend:
     """
     ax = new_axes(ax)
     layers = range(1, len(rows) + 1)
-    kinds = (("second", "E x² of what reaches it", "o"), ("scale", "scale: norm of a row", "s"),
-             ("predicted", "E z² of what leaves it", "^"))  # fmt: skip
+    kinds = (("second", "E x² of its input", "o"), ("scale", "scale: norm of a row", "s"),
+             ("predicted", "E z² of its output", "^"))  # fmt: skip
     for colour, style, (what, label, marker) in zip(COLOURS, STYLES, kinds, strict=False):
         face = "white" if what == "predicted" else colour
         ax.plot(layers, [or_nan(row[what]) for row in rows], color=colour, linestyle=style, linewidth=1.0,
@@ -147,7 +147,7 @@ def scales(rows: Sequence[Mapping[str, Any]], *, ax: Axes | None = None, legend:
     name_layers(ax, [row["name"] for row in rows])
     ax.spines[["top", "right"]].set_visible(False)
     if not rows:
-        say(ax, "no weight is planned")
+        say(ax, "the plan has no weights")
     above(ax, legend=legend and bool(rows), columns=2)
     return ax
 
@@ -167,7 +167,7 @@ def shares(rows: Sequence[Mapping[str, Any]], *, ax: Axes | None = None) -> Axes
 
     known = [row for row in rows if row.get("signal") is not None and row.get("noise") is not None]
     if not known:
-        say(ax, "nothing to show: run twice or more, on two examples or more")
+        say(ax, "nothing to show: measure with 2 runs or more, on 2 examples or more")
         return ax
     depth = range(1, len(known) + 1)
     signal, noise = ([min(1.0, max(0.0, row[what])) for row in known] for what in ("signal", "noise"))

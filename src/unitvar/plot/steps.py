@@ -45,12 +45,12 @@ def over_steps(rows: Sequence[Mapping[str, Any]], what: str, *, ax: Axes | None 
         lines.setdefault(label, []).append((row["step"], or_nan(row[what])))
     # Dark to light reads in grey, too, and viridis' yellow end is too light for paper.
     shades = colormaps["viridis"]
-    told = spread(list(lines), 8)
+    shown = spread(list(lines), 8)
     for i, (label, points) in enumerate(lines.items()):
         colour = shades(0.85 * i / max(1, len(lines) - 1))
         steps, values = zip(*points, strict=True)
         ax.plot(steps, values, color=colour, linestyle=STYLES[i % len(STYLES)], linewidth=1.2,
-                label=label if label in told else "_", marker="." if len(points) < 3 else "")  # fmt: skip
+                label=label if label in shown else "_", marker="." if len(points) < 3 else "")  # fmt: skip
     ax.set(xlabel="step", ylabel=names[what])
     logarithmic(ax)
     ax.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
@@ -58,6 +58,6 @@ def over_steps(rows: Sequence[Mapping[str, Any]], what: str, *, ax: Axes | None 
     if not lines:
         say(ax, "no step was observed")
     elif legend:
-        some = f"{len(told)} of {len(lines)} weights" if len(told) < len(lines) else None
+        some = f"{len(shown)} of {len(lines)} weights" if len(shown) < len(lines) else None
         ax.legend(frameon=False, fontsize="small", title=some, loc="upper left", bbox_to_anchor=(1.0, 1.0))
     return ax

@@ -55,7 +55,9 @@ def device_of(model: nn.Module) -> torch.device:
 def check_real(model: nn.Module) -> None:
     """Refuse a model whose tensors have no values."""
     if any(tensor.device.type == "meta" for tensor in (*model.parameters(), *model.buffers())):
-        raise ValueError("The model is on the meta device, where nothing flows: use model.to_empty(device=...) first.")
+        raise ValueError(
+            "The model is on the meta device, where tensors have no values: use model.to_empty(device=...) first."
+        )
 
 
 def moved(batch: Any, device: torch.device) -> Any:

@@ -26,12 +26,12 @@ def check_example(example: Any) -> None:
     remedy = _remedy(example)
     if remedy:
         plain = example is None or isinstance(example, (str, int, float))
-        told = repr(example) if plain else f"of type {type(example).__name__}"
-        raise TypeError(f"The example is {told}, not {_ALLOWED}. {remedy}")
+        shown = repr(example) if plain else f"of type {type(example).__name__}"
+        raise TypeError(f"The example is {shown}, not {_ALLOWED}. {remedy}")
     tensors = list(_tensors(example))
     if tensors and not any(t.numel() for t in tensors):
         shapes = ", ".join(str(tuple(t.shape)) for t in tensors)
-        raise ValueError(f"The example is empty: it has shape {shapes}. Pass a batch of one or more.")
+        raise ValueError(f"The example is empty: it has shape {shapes}. Pass a batch with at least one example.")
 
 
 def check_numbers(example: Any) -> None:
@@ -65,9 +65,9 @@ def _remedy(example: Any) -> str:
     if isinstance(example, np.ndarray):
         return "Pass torch.from_numpy(example), in the dtype of the model's weights."
     if isinstance(example, Iterator):
-        return "Pass what it gives: next(example)."
+        return "Pass one item of it: next(example)."
     if example is None or isinstance(example, (str, bytes, int, float, complex)):
-        return "Where forward really takes it, pass it in a tuple, as one of its arguments."
+        return "If forward really takes it, pass it in a tuple: (example,)."
     return ""
 
 
@@ -90,18 +90,18 @@ def explained(error: Exception, example: Any, model: nn.Module) -> Exception:
         remedy = "If forward takes one dict, pass it in a tuple: (example,)."
         return _clearer(f"The model rejected the example's keys {keys} as keyword arguments: {error}. {remedy}", error)
     if isinstance(example, tuple) and len(example) > 1 and not hasattr(example, "_fields"):
-        said = f"The model rejected the example's {len(example)} elements as positional arguments: {error}. {_TARGET}"
-        return _clearer(said, error)
+        text = f"The model rejected the example's {len(example)} elements as positional arguments: {error}. {_TARGET}"
+        return _clearer(text, error)
     tensors = list(_tensors(example))
-    told = ", ".join(f"{str(t.dtype).removeprefix('torch.')} of shape {tuple(t.shape)}" for t in tensors)
+    shown = ", ".join(f"{str(t.dtype).removeprefix('torch.')} of shape {tuple(t.shape)}" for t in tensors)
     remedy = _other_dtype(error, tensors, model)
     if remedy:
-        return _clearer(f"The model cannot run on the example, {told}: {error}. {remedy}", error)
+        return _clearer(f"The model cannot run on the example, {shown}: {error}. {remedy}", error)
     if isinstance(error, IndexError) and "index out of range in self" in str(error):  # as an embedding says it
         remedy = _tables(tensors, model)
-        return _clearer(f"The model cannot run on the example, {told}: {error}. {remedy}", error, ValueError)
-    if told:
-        error.add_note(f"The model was run on the example: {told}. Pass a batch that model(batch) takes.")
+        return _clearer(f"The model cannot run on the example, {shown}: {error}. {remedy}", error, ValueError)
+    if shown:
+        error.add_note(f"The model failed on the example, {shown}. Pass a batch that model(batch) accepts.")
     return error
 
 
@@ -111,7 +111,7 @@ def _other_dtype(error: Exception, tensors: list[Tensor], model: nn.Module) -> s
         return ""
     floats = any(t.is_floating_point() for t in tensors)
     if floats and "indices" in str(error):
-        return "The model looks its input up in a table: pass whole numbers, example.long()."
+        return "The model looks its input up in an embedding: pass integers, example.long()."
     wanted = next((p.dtype for p in model.parameters() if p.is_floating_point()), None)
     if wanted is not None and any(t.dtype != wanted and t.dtype != torch.bool for t in tensors):
         return f"The model's weights are {wanted}: pass example.to({wanted})."
@@ -122,15 +122,15 @@ def _tables(tensors: list[Tensor], model: nn.Module) -> str:
     """Say how many rows the embeddings of a model have, the shortest first, beside what the example may look up."""
     rows = {name: m.num_embeddings for name, m in model.named_modules() if isinstance(m, nn.Embedding)}
     if not rows:
-        return "An index is past the end of a table."
+        return "An index is out of range of an embedding."
     shortest = sorted(rows, key=lambda name: rows[name])[:3]
-    told = ", ".join(f"{name or 'the model'!r} has {rows[name]} rows" for name in shortest)
+    sizes = ", ".join(f"{name or 'the model'!r} has {rows[name]} rows" for name in shortest)
     whole = [t for t in tensors if not t.is_floating_point() and not t.is_complex() and t.numel()]
     largest = f", and the example's largest number is {max(int(t.max()) for t in whole)}" if whole else ""
-    return f"An index is past the end of a table: {told}{largest}."
+    return f"An index is out of range of an embedding: {sizes}{largest}."
 
 
-def _clearer(said: str, error: Exception, kind: type[Exception] = TypeError) -> Exception:
-    clearer = kind(said)
+def _clearer(text: str, error: Exception, kind: type[Exception] = TypeError) -> Exception:
+    clearer = kind(text)
     clearer.__cause__ = error
     return clearer

@@ -24,9 +24,9 @@ def written_whole(path: str | PathLike[str]) -> Iterator[Path]:
     """
     target = Path(path)
     if not target.parent.is_dir():
-        raise FileNotFoundError(f"{str(target.parent)!r} is not a folder; make it before you save something there.")
+        raise FileNotFoundError(f"{str(target.parent)!r} is not a folder; create it first.")
     if target.is_dir():
-        raise IsADirectoryError(f"{str(target)!r} is a folder; give the name of a file in it.")
+        raise IsADirectoryError(f"{str(target)!r} is a folder; pass the path of a file in it.")
     part = target.with_name(f".{target.name}.{secrets.token_hex(4)}")  # beside it: a rename stays on one disk
     try:
         yield part
@@ -37,5 +37,5 @@ def written_whole(path: str | PathLike[str]) -> Iterator[Path]:
         with suppress(OSError):
             part.unlink()
         if isinstance(error, OSError):  # a full disk is not named by the system
-            error.add_note(f"{str(target)!r} could not be written; what was there before is still there.")
+            error.add_note(f"{str(target)!r} could not be written; its previous content is unchanged.")
         raise

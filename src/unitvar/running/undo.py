@@ -91,10 +91,10 @@ class Undo:
             self._outer._lost += lost  # the outermost block, which is entered twice, tells it
         elif lost:
             text = "; ".join(f"{type(e).__name__}: {e}" for e in lost)
-            told = f"{len(lost)} of the things that a run had changed could not be put back ({text})."
+            message = f"{len(lost)} of the things that a run changed could not be restored ({text})."
             if error is None:
-                raise RuntimeError(told) from lost[0]
-            error.add_note(told)
+                raise RuntimeError(message) from lost[0]
+            error.add_note(message)
         if held is not None:
             raise held
 

@@ -151,7 +151,7 @@ def target(node: Node) -> Any:
     found = getattr(packet, node.op.overload, None) or getattr(packet, "default", None)
     if found is None or op_of(found).written:
         raise ValueError(
-            f"{node.name} in {place(node)!r} writes in place, and nothing in torch computes the same without writing."
+            f"{node.name} in {place(node)!r} writes in place and has no version that does not. Replace it in the model."
         )
     return found
 
