@@ -58,15 +58,15 @@ def test_a_number_that_is_too_small_is_named_with_what_is_allowed(
     out = ["--out", str(tmp_path / "out")] if any(f.name == "out" for f in dataclasses.fields(CLASSES[name])) else []
     given = [str(least - 1), *["9"] * (numbers - 1)]
     assert main([name, *out, flag, *given]) == 2
-    assert f"unitvar-paper: {flag} {least - 1} is not allowed: give {least} or more" in capsys.readouterr().err
+    assert f"unitvar-paper: {flag} {least - 1} is too small: pass {least} or more" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 
 
 def test_the_default_is_the_remedy(capsys: pytest.CaptureFixture[str]) -> None:
     main(["depth", "--dense", "0", "500"])
-    assert "or leave it out for 100 500." in " ".join(capsys.readouterr().err.split())
+    assert "or omit it for 100 500." in " ".join(capsys.readouterr().err.split())
     main(["reproduce", "--workers", "0"])
-    assert capsys.readouterr().err.endswith("or leave it out.\n")
+    assert capsys.readouterr().err.endswith("or omit it.\n")
 
 
 def test_a_folder_that_cannot_be_is_named_before_anything_runs(
@@ -76,11 +76,11 @@ def test_a_folder_that_cannot_be_is_named_before_anything_runs(
     (tmp_path / "file").touch()
     assert main(["reproduce", "--out", str(tmp_path / "file" / "deeper")]) == 2
     said = " ".join(capsys.readouterr().err.split())
-    assert f"--out {tmp_path / 'file' / 'deeper'} cannot be a folder, as {tmp_path / 'file'} is a file" in said
+    assert f"--out {tmp_path / 'file' / 'deeper'} cannot be created: {tmp_path / 'file'} is a file" in said
     monkeypatch.setattr("os.access", lambda path, mode: path != tmp_path)
     assert main(["reproduce", "--out", str(tmp_path / "new")]) == 2
     said = " ".join(capsys.readouterr().err.split())
-    assert f"--out {tmp_path / 'new'} cannot be written to, as {tmp_path} may not; name another." in said
+    assert f"--out {tmp_path / 'new'} cannot be written: {tmp_path} is not writable. Pass another folder." in said
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_a_folder_that_cannot_be_is_named_before_anything_runs(
     [
         (OSError(28, "No space left on device"), 2, "No space left"),
         (ValueError("word " * 60 + "\nsecond"), 2, "\nsecond\n"),
-        (KeyboardInterrupt(), 130, "interrupted; what was saved is kept"),
+        (KeyboardInterrupt(), 130, "interrupted; saved results are kept"),
     ],
 )
 def test_errors_are_short_lines_without_a_traceback(

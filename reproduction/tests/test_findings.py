@@ -72,7 +72,7 @@ def test_vgg_is_judged_by_the_errors_of_both_optimisers_and_by_the_rates_that_le
     # The records' test error is a point above the validation error.
     errors = f"{100 * nesterov[0] + 1:.2f} ± 0.00 % with the paper's weights, {100 * nesterov[1] + 1:.2f} ± 0.00 %"
     assert errors in section.found[0]
-    assert f"{1 + (large[0] < 0.8)} of 2 of the rates learn" in section.found[0]
+    assert f"learns at {1 + (large[0] < 0.8)} of 2 rates with the paper's weights" in section.found[0]
     assert f"{100 * large[0]:.1f} % with the paper's weights" in section.found[2]
     assert "unitvar, plan with Adam 13.30 %" in section.found[4]
     assert "first stack 16 wide" in section.ran
@@ -94,7 +94,7 @@ def test_vgg_holds_only_if_the_error_is_lower_beyond_chance_and_the_first_layer_
         section = vgg(payload)
         assert section.verdict == expected
         words = "lower" if expected == "held" else "not significant"
-        assert f"points, paired by seed: {words}); 2 of 2" in section.found[0]
+        assert f"points, paired by seed: {words}). The network learns at 2 of 2 rates" in section.found[0]
 
 
 def test_the_error_with_dropout_on_stands_beside_that_of_its_rate() -> None:
@@ -104,7 +104,10 @@ def test_the_error_with_dropout_on_stands_beside_that_of_its_rate() -> None:
         {**test_vgg.record("adam", rate, "he", 9 * rate), "dropout_on": {"error": 7 * rate}} for rate in (0.01, 0.1)
     ]
     payload["rows"] = summarise_vggs(records)
-    assert "1 of 1 networks that learn and were judged both ways err less" in vgg(payload).found[-1]
+    assert (
+        "Of 1 networks that learn and were tested both ways, 1 have a lower error with dropout left on"
+        in vgg(payload).found[-1]
+    )
     assert "change by -2.0 to -2.0 points" in vgg(payload).found[-1]
     assert vgg(payload).tables[1].rows == (("Adam", "He", "0.1", "90.0", "70.0"), ("Adam", "He", "0.01", "9.0", "7.0"))
 
@@ -148,7 +151,7 @@ def test_densenets_that_diverged_are_counted_and_none_that_did_not_is_said() -> 
     payload["done"]["diverged"] = 2
     assert "networks done, 2 of which diverged." in densenet(payload).ran
     empty = densenet({**payload, "rows": [], "sensitivity": None})
-    assert (empty.found, empty.verdict) == (("No network came far enough to be measured.",), "")
+    assert (empty.found, empty.verdict) == (("No network has been measured yet.",), "")
 
 
 def test_a_plan_of_the_papers_scale_that_was_shrunk_is_not_called_full_size() -> None:
@@ -186,7 +189,7 @@ def densenet_payload(gain: float, better: int = 30) -> dict[str, Any]:
 def test_what_may_be_chance_does_not_hold() -> None:
     section = densenet(densenet_payload(0.02, better=10))  # of 13 images that changed: p = 0.09
     assert section.verdict == "not at this scale"
-    assert "in 2 of 2 cases, beyond chance in 0 (and higher beyond chance in 0)" in section.found[-1]
+    assert "in 2 of 2 cases, significantly in 0 (and significantly higher in 0)" in section.found[-1]
 
 
 def test_what_the_networks_do_not_agree_on_does_not_hold() -> None:
@@ -203,7 +206,7 @@ def test_what_the_networks_do_not_agree_on_does_not_hold() -> None:
     assert section(0.06, 0.06, 0.07).verdict == "held"
     for gains in ((0.06, 0.06, -0.02), (0.01, 0.01, 0.30)):
         assert section(*gains).verdict == "not at this scale"
-        assert "in 2 of 2 cases, beyond chance in 0" in section(*gains).found[2]
+        assert "in 2 of 2 cases, significantly in 0" in section(*gains).found[2]
 
 
 @pytest.mark.parametrize(("gain", "expected"), [(0.02, "held"), (-0.01, "not at this scale")])
@@ -212,7 +215,7 @@ def test_densenets_are_judged_by_the_papers_arm(gain: float, expected: str) -> N
     assert section.verdict == expected
     assert f"{100 * (0.30 - gain):.2f} ± 0.00 % with the variance re-estimated" in section.found[0]
     assert (
-        "in 2 of 2 cases, beyond chance in 2 (and higher beyond chance in 0); at the end in 3 of 3 networks"
+        "in 2 of 2 cases, significantly in 2 (and significantly higher in 0); at the end in 3 of 3 networks"
         in section.found[-1]
     )
     variants = ("30.00 ± 0.00", "29.00 ± 0.00", f"{100 * (0.30 - gain):.2f} ± 0.00", "27.00 ± 0.00")
@@ -259,14 +262,14 @@ def test_mnist_counts_where_the_papers_weights_win_with_dropout() -> None:
     ]
     section = mnist(mnist_payload(rows))
     counted = "in 1 of 4 comparisons (higher in 1, not significant in 1, one seed only in 1)"
-    assert f"lower than Xavier's or He's {counted}" in section.found[0]
+    assert f"lower with the paper's weights than with Xavier's or He's {counted}" in section.found[0]
     assert "sooner in 1 of 2 comparisons (later in 1)" in section.found[0]
     assert section.found[1].endswith("51.00 ± 2.48 % against He's 80.00 % (one seed, so no interval).")
     assert section.found[2].endswith("against Xavier's 41.00 ± 2.48 % (+10.00 ± 0.00 points, higher).")
     assert section.verdict == "partly"
     assert section.tables[0].rows[1][-1] == "4.10 ± 0.25 (–)"
     assert mnist(mnist_payload(rows[2:3])).found == ("Not enough trials yet to compare.",)
-    assert mnist(mnist_payload(rows[5:])).found[0].endswith("none of them reaches a validation loss of 0.2.")
+    assert mnist(mnist_payload(rows[5:])).found[0].endswith("no network reaches a validation loss of 0.2.")
 
 
 @pytest.mark.parametrize(

@@ -76,7 +76,9 @@ def test_numbers_are_read_from_the_results(tmp_path: Path) -> None:
     page = written(tmp_path)
     assert "tanh's is 0.1235" in page.words
     assert "Not run: forward" in page.words
-    assert headlines(tmp_path, ("table1", "forward"))[0].startswith("Table 1: adjustment factors. E f² is right")
+    assert headlines(tmp_path, ("table1", "forward"))[0].startswith(
+        "Table 1: adjustment factors. Every digit of E f² is right"
+    )
 
 
 def test_what_ran_is_said_and_a_missing_picture_too(tmp_path: Path) -> None:
@@ -99,14 +101,14 @@ def test_trials_of_two_commits_are_said_to_be(tmp_path: Path) -> None:
     assert "commit 0123456789ab and fedcba987654+changes." in written(tmp_path).words
     saved["environment"] |= {"gpu": "A GPU", "device": "cuda", "processes": [1, 4], "compiled": True}
     path.write_text(json.dumps(saved))
-    said = "cores, A GPU, trained on cuda, 1 and 4 processes a network, compiled, torch"
+    said = "cores, A GPU, trained on cuda, 1 and 4 processes per network, compiled, torch"
     assert said in written(tmp_path).words
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ('{"rows": [', "is not a whole JSON file"),
+        ('{"rows": [', "is not a complete JSON file"),
         ("[]", "has a JSON list, not a result"),
         ("{}", "is not a result of this version of unitvar"),
         ('{"environment": {"commit": null}, "rows": [1]}', "is not a result of this version of unitvar"),

@@ -150,14 +150,14 @@ def test_a_result_that_is_cut_off_is_named_before_anything_runs(tmp_path: Path) 
     for content in ('{"y": ', "[1, 2]"):
         cut.parent.mkdir(exist_ok=True)
         cut.write_text(content)
-        with pytest.raises(ValueError, match=f"{re.escape(str(cut))} (is not a whole JSON file|has a JSON list)"):
+        with pytest.raises(ValueError, match=f"{re.escape(str(cut))} (is not a complete JSON file|has a JSON list)"):
             sweep(square, configs, tmp_path / "trials", QUIET, label="squares", workers=1)
     assert not (tmp_path / "log").exists()
 
 
 @pytest.mark.parametrize("workers", [0, -1])
 def test_there_is_at_least_one_worker(tmp_path: Path, workers: int) -> None:
-    with pytest.raises(ValueError, match=f"workers={workers} is not 1 or more; leave it out"):
+    with pytest.raises(ValueError, match=f"workers={workers} is not 1 or more; omit it"):
         sweep(square, [Square(1, str(tmp_path / "log"))], tmp_path, QUIET, label="squares", workers=workers)
     assert list(tmp_path.iterdir()) == []
 

@@ -27,7 +27,7 @@ def check(command: Any) -> None:
         least = next(marks, 1)
         for number in _whole(value):
             if number < least:
-                raise ValueError(f"{flag} {number} is not allowed: give {least} or more{_otherwise(field.default)}.")
+                raise ValueError(f"{flag} {number} is too small: pass {least} or more{_otherwise(field.default)}.")
         if field.name == "out":
             _check_folder(flag, value)
 
@@ -35,7 +35,7 @@ def check(command: Any) -> None:
 def _otherwise(default: Any) -> str:
     if default is MISSING:
         return ""
-    return ", or leave it out" + ("" if default is None else f" for {' '.join(map(str, _each(default)))}")
+    return ", or omit it" + ("" if default is None else f" for {' '.join(map(str, _each(default)))}")
 
 
 def _each(value: Any) -> tuple[Any, ...]:
@@ -50,6 +50,6 @@ def _check_folder(flag: str, folder: Path) -> None:
     """Look at the nearest folder that is there, and make none: the command may yet fail for another reason."""
     there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
     if not there.is_dir():
-        raise ValueError(f"{flag} {folder} cannot be a folder, as {there} is a file; name another.")
+        raise ValueError(f"{flag} {folder} cannot be created: {there} is a file. Pass another folder.")
     if not os.access(there, os.W_OK | os.X_OK):
-        raise ValueError(f"{flag} {folder} cannot be written to, as {there} may not; name another.")
+        raise ValueError(f"{flag} {folder} cannot be written: {there} is not writable. Pass another folder.")

@@ -46,7 +46,7 @@ def main(arguments: list[str] | None = None) -> int:
         sys.stderr.write(_wrapped(f"unitvar-paper: {error}\n"))
         return 2
     except KeyboardInterrupt:
-        sys.stderr.write("unitvar-paper: interrupted; what was saved is kept\n")
+        sys.stderr.write("unitvar-paper: interrupted; saved results are kept\n")
         return 130
     return 0
 

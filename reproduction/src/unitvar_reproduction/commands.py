@@ -57,7 +57,7 @@ class Reproduce:
     """Processes; default: one for each core."""
 
     quick: bool = False
-    """Only see that everything runs: sizes too small to conclude anything from."""
+    """Only check that everything runs: the sizes are too small for conclusions."""
 
     def run(self, console: Console) -> None:
         """Run each experiment in turn, then write the report and say what was found."""

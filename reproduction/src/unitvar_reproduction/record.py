@@ -68,7 +68,7 @@ def load(path: Path) -> dict[str, Any]:
         saved = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:  # of JSON and of UTF-8
         raise ValueError(
-            f"{path} is not a whole JSON file ({error}); delete it and run again what wrote it."
+            f"{path} is not a complete JSON file ({error}); delete it and run the experiment again."
         ) from error
     if not isinstance(saved, dict):
         raise ValueError(f"{path} has a JSON {type(saved).__name__}, not a result; move it elsewhere and run again.")
@@ -126,7 +126,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
         with suppress(OSError):
             os.unlink(temporary)
         if isinstance(error, OSError):  # a full disk is not named by the system
-            error.add_note(f"{path} could not be written; what was there before is still there.")
+            error.add_note(f"{path} could not be written; its previous content is unchanged.")
         raise
 
 

@@ -20,7 +20,7 @@ __all__ = ["ERRATA", "Report", "headlines"]
 ERRATA = (
     "Table 1, tanh: E f'² is printed as 0.216; it is 0.4644. The authors' notebook squares twice. GELU's 0.444 is "
     "0.4559, ELU's 0.671 is 0.6681.",
-    "The backward factor. Inverted dropout's derivative is mask / p, so the factor is E f'² / p, not p E f'².",
+    "The backward factor. The derivative of inverted dropout is mask / p, so the factor is E f'² / p, not p E f'².",
     "Its index. The derivation pairs a weight with the activation before it; the formula takes the one after it.",
     "The sum. Adding the two terms instead of averaging them halves both signals at every ReLU layer without dropout.",
     "Orthonormal is not hypersphere where a layer widens: rows then have squared norm fan-in / fan-out.",
@@ -88,7 +88,9 @@ def found(folder: Path) -> dict[str, Mapping[str, Any]]:
     paths = {name: folder / f"{name}.json" for name in SECTIONS}
     there: dict[str, Mapping[str, Any]] = {name: load(path) for name, path in paths.items() if path.exists()}
     if not there:
-        raise ValueError(f"{folder} has no results; run `unitvar-paper reproduce`, or name their folder with --out.")
+        raise ValueError(
+            f"{folder} has no results; run `unitvar-paper reproduce`, or pass the folder of the results with --out."
+        )
     return {
         name: payload for name, payload in there.items() if name.removesuffix("_small") not in there.keys() - {name}
     }
@@ -120,13 +122,14 @@ def page(folder: Path) -> str:
 <h1>Adjusting for dropout variance, reproduced</h1>
 <p>Hendrycks &amp; Gimpel, <em>Adjusting for Dropout Variance in Batch Normalization and Weight Initialization</em>
 (arXiv:1607.02488): each claim beside what we found. A claim is <em>held</em> if the numbers show all of it,
-<em>partly</em> if they show some of it, <em>not held</em> if they show the opposite, <em>not shown</em> if they cannot
-tell, and <em>not at this scale</em> if an experiment smaller than the paper's does not show it. “unitvar, forward” and
-the like are initialisations by this library.</p>
+<em>partly</em> if they show some of it, <em>not held</em> if they show the opposite, <em>not shown</em> if they are
+inconclusive, and <em>not at this scale</em> if an experiment smaller than the paper's does not show it.</p>
+<p>Initialisations whose names begin with “unitvar” come from this library. The <em>keep rate</em> p is one minus the
+dropout rate. <em>E z²</em> is the mean square of a layer's outputs before the activation.</p>
 <nav><ul>{contents}<li><a href="#errata">Errata</a></li></ul>{absent}</nav>
 {body}
 <h2 id="errata">Errata of the paper</h2><ol>{errata}</ol>
-<footer>Written by <code>unitvar-paper report</code>. Raw results lie beside this page, one JSON a trial.</footer>
+<footer>Written by <code>unitvar-paper report</code>. Raw results are beside this page, a JSON file per trial.</footer>
 </body></html>
 """
 
@@ -146,7 +149,7 @@ def _section(name: str, section: Section, payload: Mapping[str, Any], folder: Pa
     sentences = "".join(f"<p>{_text(sentence)}</p>" for sentence in section.found)
     pictures = "".join(_picture(folder, picture) for picture in section.pictures)
     tables = "".join(_table(grid) for grid in section.tables)
-    trials = f', <a href="{name}/">one file a trial</a>' if (folder / name).is_dir() else ""
+    trials = f', <a href="{name}/">one file per trial</a>' if (folder / name).is_dir() else ""
     return f"""<section><h2 id="{name}">{_text(section.title)}{_verdict(section)}</h2>
 <div class=sides><div><h3>The paper</h3><p>{_text(section.claim)}</p></div>
 <div><h3>What we found</h3>{sentences}</div></div>
@@ -163,20 +166,20 @@ def _verdict(section: Section) -> str:
 def _hardware(payload: Mapping[str, Any]) -> str:
     environment = payload["environment"]
 
-    def said(key: str, short: Callable[[str], str] = str) -> str:
+    def shown(key: str, short: Callable[[str], str] = str) -> str:
         value = environment[key]  # a list where trials differ
         return " and ".join(short(str(v or "unknown")) for v in (value if isinstance(value, list) else [value]))
 
-    parts = [said("processor"), f"{said('cores')} cores"]
+    parts = [shown("processor"), f"{shown('cores')} cores"]
     if "gpu" in environment:
-        parts.append(said("gpu"))
+        parts.append(shown("gpu"))
     if environment.get("device", "cpu") != "cpu":
-        parts.append(f"trained on {said('device')}")
+        parts.append(f"trained on {shown('device')}")
     if environment.get("processes", 1) != 1:  # then BatchNorm sees parts of batches
-        parts.append(f"{said('processes')} processes a network")
+        parts.append(f"{shown('processes')} processes per network")
     if environment.get("compiled"):
-        parts.append("compiled" if environment["compiled"] is True else "compiled in part")
-    parts += [f"torch {said('torch')}", f"Python {said('python')}", f"commit {said('commit', _short)}"]
+        parts.append("compiled" if environment["compiled"] is True else "partly compiled")
+    parts += [f"torch {shown('torch')}", f"Python {shown('python')}", f"commit {shown('commit', _short)}"]
     return ", ".join(parts) + "."
 
 

@@ -59,7 +59,7 @@ def fetch(name: str, dataset: Dataset, folder: Path, console: Console | None = N
                 _extract(tar, path, folder / path, dataset.parts[path].checksum)
     except (tarfile.TarError, gzip.BadGzipFile, EOFError, zlib.error, KeyError) as error:
         raise ValueError(
-            f"{archive} is not an archive with the files of {name} ({error}). Delete it, and it is downloaded again."
+            f"{archive} is not an archive with the files of {name} ({error}). Delete it to download it again."
         ) from error
     archive.unlink()
     return folder
@@ -86,10 +86,10 @@ def _download(name: str, dataset: Dataset, file: str, checksum: str | None, path
                     break  # it answered, and would answer the same again
             else:
                 return
-    said = "\n  ".join(dict.fromkeys(answers))
+    listed = "\n  ".join(dict.fromkeys(answers))
     raise ValueError(
         f"{file} of {name} could not be downloaded; put it into {path.parent} yourself (expected {checksum}), "
-        f"or name a folder that has it with --data-dir. The mirrors answered:\n  {said}"
+        f"or pass a folder that has it with --data-dir. The mirrors answered:\n  {listed}"
     )
 
 
@@ -128,14 +128,14 @@ class Resuming:
                 file.write(chunk)
                 progress.advance(bar, len(chunk))
             if rest and file.tell() < have + rest:
-                raise requests.ConnectionError(f"the connection broke after {file.tell()} of {have + rest} bytes")
+                raise requests.ConnectionError(f"the connection closed after {file.tell()} of {have + rest} bytes")
 
 
 def _extract(tar: tarfile.TarFile, member: str, path: Path, checksum: str) -> None:
     """Take one regular file out of an archive, if it is as it should be: no link, and nothing without end."""
     found = tar.getmember(member)
     if not found.isreg() or found.size > LARGEST:
-        raise ValueError(f"{member} in {tar.name!r} is no file of up to {LARGEST >> 20} MB.")
+        raise ValueError(f"{member} in {tar.name!r} is not a regular file of at most {LARGEST >> 20} MB.")
     source = tar.extractfile(found)
     assert source is not None
     algorithm, _, expected = checksum.partition(":")
@@ -145,4 +145,4 @@ def _extract(tar: tarfile.TarFile, member: str, path: Path, checksum: str) -> No
             digest.update(chunk)
             target.write(chunk)
         if digest.hexdigest() != expected:
-            raise ValueError(f"{member} in {tar.name!r} is not what it should be ({checksum}).")
+            raise ValueError(f"{member} in {tar.name!r} has the wrong checksum (expected {checksum}).")

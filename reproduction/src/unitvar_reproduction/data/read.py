@@ -29,11 +29,11 @@ def idx(folder: Path, name: str) -> Tensor:
         with gzip.open(path) as file:
             raw = file.read()
     except (OSError, EOFError, zlib.error) as error:
-        raise _bad(path, f"is not a whole gzip file ({error})") from error
+        raise _bad(path, f"is not a complete gzip file ({error})") from error
     dimensions = raw[3] if len(raw) > 3 else 0
     sizes = np.frombuffer(raw, ">u4", count=dimensions, offset=4).tolist() if len(raw) >= 4 + 4 * dimensions else []
     if raw[:3] != b"\0\0\x08" or dimensions == 0 or not sizes:
-        raise _bad(path, "does not begin like an IDX file of bytes")
+        raise _bad(path, "does not start with the header of an IDX file of bytes")
     body = raw[4 + 4 * dimensions :]
     if len(body) != math.prod(sizes):
         raise _bad(path, f"has {len(body)} bytes of values where its header says {' x '.join(map(str, sizes))}")
@@ -86,9 +86,7 @@ def text(folder: Path, name: str) -> str:
 def _existing(folder: Path, name: str) -> Path:
     path = folder / name
     if not path.exists():
-        raise ValueError(
-            f"{path} is missing; get it from {_source(name)}, or give no --data-dir and it will be downloaded."
-        )
+        raise ValueError(f"{path} is missing; get it from {_source(name)}, or omit --data-dir to download it.")
     return path
 
 
@@ -108,7 +106,7 @@ def _note(path: Path, name: str, count: int) -> None:
     algorithm, _, expected = part.checksum.partition(":")
     if pooch.file_hash(str(path), alg=algorithm) != expected:
         warnings.warn(
-            f"{path} is not the published file: it has {count} {part.unit} of {part.count}, and another {algorithm} "
-            "sum. It is used as it is.",
+            f"{path} is not the published file: it has {count} of {part.count} {part.unit}, and its {algorithm} "
+            "checksum differs. It is used nevertheless.",
             stacklevel=4,
         )

@@ -98,7 +98,7 @@ def _ratio(runs: Sequence[Sequence[float]], layer: int) -> float:
 def _table(rows: Sequence[Mapping[str, Any]], seeds: int) -> Table:
     table = Table(title=f"Appendix A: E δ² over its value at layer 20, ReLU, mean of {seeds}", title_justify="left")
     table.add_column("keep", justify="right")
-    for head in ("errors by", "init"):
+    for head in ("dropout mask", "init"):
         table.add_column(head)
     for i in LAYERS[:-1]:
         table.add_column(f"layer {i}", justify="right")

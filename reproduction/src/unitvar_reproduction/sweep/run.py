@@ -99,7 +99,7 @@ def sweep(
         For each config the saved record, with ``config`` and what the trial returned.
     """
     if workers is not None and workers < 1:
-        raise ValueError(f"workers={workers} is not 1 or more; leave it out for one on each core, or one on a GPU.")
+        raise ValueError(f"workers={workers} is not 1 or more; omit it for one per core, or one on a GPU.")
     store = Files(folder) if isinstance(folder, Path) else folder
     store.load(configs)  # a file that cannot be read is better met now than after hours
     place = replica()

@@ -109,7 +109,7 @@ class Ledger:
                 file.write(line.encode("utf-8"))
                 file.flush()
             except OSError as error:  # a full disk is not named by the system
-                error.add_note(f"A line of {path} could not be written; those before are still there.")
+                error.add_note(f"A line of {path} could not be written; the lines before it are unchanged.")
                 raise
 
     def _path(self, value: str) -> Path:
@@ -128,7 +128,7 @@ class Ledger:
                 key = _key(found["config"])
             except (ValueError, LookupError, TypeError) as error:
                 raise ValueError(
-                    f"Line {i} of {path} is not a result ({error}); delete that line and run again what wrote it."
+                    f"Line {i} of {path} is not a result ({error}); delete that line and run the experiment again."
                 ) from error
             yield key, found
 

@@ -56,7 +56,7 @@ class State:
         if processes != place.count:
             raise ValueError(
                 f"{path} was saved by {processes} processes and this is one of {place.count}: they would not go on "
-                "with the same random numbers. Start as many as before, or delete it to start over."
+                "with the same random numbers. Start as many as before, or delete the file to start over."
             )
         with _explained(path):
             self.model.load_state_dict(saved["model"])

@@ -112,7 +112,7 @@ class Densenet(StagedSweep):
         for table in tables(rows):
             console.print(table)
         if lost:
-            console.print(f"{lost} of {len(records)} networks diverged: from then on the others are alone.")
+            console.print(f"{lost} of {len(records)} networks diverged; later numbers are of the others.")
         names = ("scale", "seeds", "other_seeds", "precision")
         config = {name: getattr(self, name) for name in names}
         done = {"trials": len(records), "planned": len(planned), "diverged": lost}

@@ -28,7 +28,7 @@ def densenet(p: Payload) -> Section:
     full, done = list(map(_full, p["rows"])), p["done"]
     lost = done.get("diverged", 0)
     best = ", ".join(f"{TITLES[name]} {error:g}" for name, error in STATE_OF_THE_ART.items())
-    caption = f"The same with paired tests, beside what the paper set out to beat ({best})"
+    caption = f"The same with paired tests; the paper set out to beat {best}"
     tables = [_overview(p["rows"]), Grid(caption, _heads(), tuple(map(_cells, p["rows"])))]
     for what, key, caption in (
         ("batches", "batches", "Error by the number of batches, CIFAR-10"),
@@ -41,12 +41,12 @@ def densenet(p: Payload) -> Section:
         "Re-estimating the variance with dropout off lowers every error: on CIFAR-10 from 6.37 to 6.07 % half-way and "
         "from 5.62 to 5.38 % at the end, on CIFAR-100 by up to two points, on SVHN from 5.18 to 4.19 % and from 1.92 "
         "to 1.85 %.",
-        tuple(_found(p["rows"])) or ("No network came far enough to be measured.",),
+        tuple(_found(p["rows"])) or ("No network has been measured yet.",),
         f"{'Full size' if all(full) else 'Shrunk'}: {'; '.join(_sizes(p['rows']))}"
         f"{precision(p['config']['precision'])}. {done['trials']} of {done['planned']} "
-        f"networks done{f', {lost} of which diverged' if lost else ''}. p: of so uneven a split of the images that "
-        "only one of both gets wrong (McNemar), the largest of the networks', or 1 if they differ in the direction; "
-        f"beyond chance: below {CHANCE:g}, and with several networks the 95 % interval of the difference without 0.",
+        f"networks done{f', {lost} of which diverged' if lost else ''}. p is that of McNemar's test on the images "
+        "that only one of the two gets right: the largest over the networks, or 1 if they differ in direction. "
+        f"A difference is significant if p < {CHANCE:g} and, with several networks, its 95 % interval excludes 0.",
         tuple(tables),
         tuple(_pictures(p)),
         verdict=verdict(map(_judged, gains), shrunk=not any(full)),
@@ -96,12 +96,12 @@ def _full(row: Mapping[str, Any]) -> bool:
 
 def _sizes(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """Say how large networks, data and training were, data set by data set."""
-    said: dict[str, dict[str, None]] = {}
+    sizes: dict[str, dict[str, None]] = {}
     for row in rows:
         images = f"{row['images']['training']:,} images, {row['images']['test']:,} to test on"
         size = f"L = {row['depth']}, k = {row['growth']}, {row['epochs']} epochs, {images}"
-        said.setdefault(size, {})[TITLES[row["dataset"]]] = None
-    return [f"{' and '.join(names)}: {size}" for size, names in said.items()]
+        sizes.setdefault(size, {})[TITLES[row["dataset"]]] = None
+    return [f"{' and '.join(names)}: {size}" for size, names in sizes.items()]
 
 
 def _cases(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Mapping[str, Any]]]:
@@ -118,12 +118,12 @@ def _found(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         return
     yield from _sentences(rows)
     yield (
-        "The variance re-estimated gives a lower error than the network as trained "
+        "Re-estimating the variance gives a lower error than the network as trained "
         f"{_gains(rows, 'variance only', 'as trained')}."
     )
     yield (
-        "Mean and variance give a lower error than both re-estimated with dropout on, the control that the paper "
-        f"lacks, {_gains(rows, 'mean and variance', 'dropout on')}."
+        "Re-estimating mean and variance with dropout off gives a lower error than with dropout on, a control that the "
+        f"paper lacks, {_gains(rows, 'mean and variance', 'dropout on')}."
     )
 
 
@@ -135,7 +135,7 @@ def _sentences(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         yield (
             f"{TITLES[trained['dataset']]}, keep {trained['keep']:g}, {MOMENTS[trained['moment']]}: "
             f"{percent(trained['error'])} % as trained, {percent(variance['error'])} % with the variance re-estimated, "
-            f"{percent(both['error'])} % with the mean, too."
+            f"{percent(both['error'])} % with mean and variance re-estimated."
         )
 
 
@@ -147,7 +147,7 @@ def _overview(rows: Sequence[Mapping[str, Any]]) -> Grid:
         shown = (f"{TITLES[first['dataset']]}, {first['keep']:g}", MOMENTS[first["moment"]], f"{first['seeds']}")
         printed = " → ".join(dict.fromkeys(_printed(by[variant]) for variant in ("as trained", "variance only")))
         lines.append((*shown, *(percent(by[variant]["error"]) for variant in VARIANTS), printed))
-    caption = "Test error in %; the paper's is of its larger networks, as trained → variance only"
+    caption = "Test error in %; the last column is the paper's, for its larger networks: as trained → variance only"
     return Grid(caption, ("data, keep", "moment", "networks", *VARIANTS, "paper's"), tuple(lines))
 
 
@@ -166,7 +166,7 @@ def _gains(rows: Sequence[Mapping[str, Any]], variant: str, other: str) -> str:
     networks = (
         f"{sum(row['against'][other]['lower'] for row in ended)} of {sum(row['seeds'] for row in ended)} networks"
     )
-    chance = f"beyond chance in {fewer} (and higher beyond chance in {higher})"
+    chance = f"significantly in {fewer} (and significantly higher in {higher})"
     return f"in {better} of {len(pairs)} cases, {chance}; at the end in {networks}"
 
 

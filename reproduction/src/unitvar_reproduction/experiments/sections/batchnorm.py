@@ -49,9 +49,9 @@ def reestimation(p: Payload) -> Section:
         (
             Picture(
                 "reestimation.png",
-                "Compare within a column of markers: re-estimating mean and variance (right) against the network as "
+                "In each group of markers, compare mean and variance re-estimated (right) with the network as "
                 "trained (left). Bars are 95 % intervals of each mean over seeds; the paired differences in the table "
-                "are sharper.",
+                "are more precise.",
                 "Test error of four treatments of BatchNorm, half-way and at the end, for a DenseNet and an MLP, with "
                 "95 % intervals.",
             ),
@@ -89,8 +89,8 @@ def cost(p: Payload) -> Section:
             f"{100 * (highest['median'] - 1):.0f} %; the highest is {highest['network']}, {highest['mode']} "
             f"(95 % interval {low:.0f} to {high:.0f} %).",
         ),
-        f"One thread, {p['config']['rounds']} interleaved rounds, time of the processor, so that other programs do not "
-        "count; intervals are of the median.",
+        f"One thread, {p['config']['rounds']} interleaved rounds, CPU time, so that other programs do not "
+        "count; intervals are those of the median.",
         (Grid("Time with BatchNorm over without", ("network", "mode", "median", "95 % interval"), cells),),
         verdict=verdict(at_most((row["low"], row["high"]), LIMIT) for row in p["rows"]),
     )

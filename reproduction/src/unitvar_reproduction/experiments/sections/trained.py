@@ -15,8 +15,8 @@ __all__ = ["digits", "mnist"]
 
 PAIRED = "Differences are paired by seed; “lower” and “sooner” mean that their 95 % interval excludes zero."
 LOOK = (
-    "Look for the colour that falls first: a panel for each activation and keep rate, the tuned rate of each "
-    "initialisation. Solid lines are the training loss with dropout on, dashed ones the validation loss with dropout "
+    "See which colour falls first. Each panel is one activation and keep rate, with each initialisation at its tuned "
+    "rate. Solid lines are the training loss with dropout on, dashed ones the validation loss with dropout "
     "off; bands show the range of the seeds."
 )
 
@@ -62,10 +62,12 @@ def digits(p: Payload) -> Section:
 
     base = p["config"]["base"]
     found += [
-        f"First layer's factor 0.5 instead of 1 changes the error by {difference('paper-half', False)} points: "
+        "A factor of 0.5 instead of 1 in the first layer changes the error by "
+        f"{difference('paper-half', False)} points: "
         f"{_judge(claims['paper-half', False])}.",
-        f"He's weights minus the paper's: {difference('he', False)} points without BatchNorm, {difference('he', True)} "
-        f"with it. {_removed(claims['he', False], claims['he', True])}",
+        "The error with He's weights minus that with the paper's is "
+        f"{difference('he', False)} points without BatchNorm and {difference('he', True)} with it. "
+        f"{_removed(claims['he', False], claims['he', True])}",
     ]
     variants = tuple(
         (
@@ -77,7 +79,7 @@ def digits(p: Payload) -> Section:
         for row in p["claims"]
     )
     return Section(
-        "Digits: the comparison at a size that runs anywhere",
+        "Digits: the same comparison, small enough for any machine",
         "The claims of Figure 2; the first layer's factor, 1.0 or 0.5, makes a “miniscule” difference; BatchNorm "
         "removes the need for an initialisation that corrects for dropout.",
         tuple(found),
@@ -106,7 +108,7 @@ def _removed(plain: Mapping[str, Any], normed: Mapping[str, Any]) -> str:
     """Say what of a difference between initialisations is left under BatchNorm."""
     before, after = (Estimate(**row["error minus paper"]) for row in (plain, normed))
     if lower(before) is None:
-        return "The first is not significant, so this says nothing about the norm."
+        return "The difference without BatchNorm is not significant, so this says nothing about BatchNorm."
     share = f"BatchNorm leaves {100 * abs(after.mean / before.mean):.0f} % of the difference"
     return f"{share}, {'which is not significant' if lower(after) is None else 'which is still significant'}."
 
@@ -160,14 +162,16 @@ def _sentences(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     target = f"a validation loss of {rows[0]['target']:g}"
     reached = [_speed(*pair) for pair in pairs if _reached(*pair)]
     errors = _counted("higher", [_error(*pair) for pair in pairs])
-    speed = f"they reach {target} sooner {_counted('later', reached)}" if reached else f"none of them reaches {target}"
+    speed = (
+        f"the paper's reach {target} sooner {_counted('later', reached)}" if reached else f"no network reaches {target}"
+    )
     found = [
-        f"With dropout, the paper's weights have a test error that is lower than Xavier's or He's {errors}; {speed}."
+        f"With dropout, the test error is lower with the paper's weights than with Xavier's or He's {errors}; {speed}."
     ]
     ranked = sorted(pairs, key=lambda pair: pair[1]["error"]["mean"] - pair[0]["error"]["mean"])
-    found.append(f"Their largest gain: {_told(*ranked[-1])}.")
+    found.append(f"Largest gain of the paper's weights: {_told(*ranked[-1])}.")
     if ranked[0][0]["error"]["mean"] >= ranked[0][1]["error"]["mean"]:
-        found.append(f"Their largest loss: {_told(*ranked[0])}.")
+        found.append(f"Largest loss of the paper's weights: {_told(*ranked[0])}.")
     return found
 
 
@@ -195,14 +199,14 @@ def _corrected(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 def _first_layer(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """Say what halving the first layer's factor does."""
     both = [{row["init"]: row for row in own} for own in _panels(rows)]
-    said = [
+    errors = [
         f"{percent(by['paper']['error'])} and {percent(by['paper-half']['error'])} % at keep rate "
         f"{by['paper']['keep']:g}"
         for by in both
         if {"paper", "paper-half"} <= by.keys()
     ]
-    if said:
-        yield f"The first layer's factor 1 and 0.5, “miniscule”: {', '.join(said)}."
+    if errors:
+        yield f"With a first-layer factor of 1 and of 0.5 (“miniscule” difference) the error is {', '.join(errors)}."
 
 
 def _told(paper: Mapping[str, Any], other: Mapping[str, Any]) -> str:

@@ -29,7 +29,7 @@ def table1(p: Payload) -> Section:
         "Table 1: adjustment factors",
         "E f² and E f'² of five activations under a standard normal input.",
         (
-            f"E f² is right to every digit, but {len(wrong)} of {len(p['rows'])} values of E f'² are not: "
+            f"Every digit of E f² is right, but {len(wrong)} of {len(p['rows'])} values of E f'² are not: "
             f"tanh's is {tanh['slope']:.4f}, printed {tanh['paper_slope']:g}.",
         ),
         "Exact, by closed form or quadrature to 1e-8: no seeds.",
@@ -72,8 +72,8 @@ def forward(p: Payload) -> Section:
     keeps = dict.fromkeys(f"keep {row['keep']:g}" for row in p["others"])
     return Section(
         "Figure 1: the signal through twenty layers",
-        "Rows on a sphere with the forward correction keep the variance with and without dropout; with Xavier's it "
-        "decays, with He's it explodes under dropout.",
+        "Weight rows on a sphere, with the forward correction, keep the variance with and without dropout. It decays "
+        "with Xavier's weights; with He's it explodes under dropout.",
         tuple(found),
         f"Full size: 1,000 inputs, 15 layers of 500, 6 of 250; {p['config']['seeds']} seeds.",
         (
@@ -88,15 +88,15 @@ def forward(p: Payload) -> Section:
             Picture(
                 "forward.png",
                 "Compare the four colours within a panel: where they coincide, depth does not change the signal. At "
-                "keep rate 0.6 they do so only in the first column. Panels of a row share their axes, so what is "
-                "wider than a panel has exploded; the number in a corner is E z² at layer 20.",
+                "keep rate 0.6 they do so only in the first column. Panels of a row share their axes: a curve "
+                "wider than its panel has exploded. The number in a corner is E z² at layer 20.",
                 "Densities of neuron inputs and outputs at layers 5, 10, 15 and 20 under three initialisations, at "
                 "keep rates 1 and 0.6: unchanged by depth with unitvar, shrinking with Xavier, and at 0.6 exploding "
                 "with He.",
             ),
             Picture(
                 "forward_others.png",
-                "A panel for each activation, ordered by chi, a line for each network. Up to chi = 1 the lines stay "
+                "One panel per activation, ordered by chi; one line per network. Up to chi = 1 the lines stay "
                 "near one; above it (titles in orange) small deviations grow with every layer.",
                 "E z² by layer for each activation at keep rates 1 and 0.6, in several random networks: near one up to "
                 "chi = 1, fanning out above it.",
@@ -119,21 +119,21 @@ def backward(p: Payload) -> Section:
         for key in rows
     )
     return Section(
-        "Appendix A: the error back through twenty layers",
+        "Appendix A: backpropagated errors through twenty layers",
         "With the backward correction p E f'², errors keep their distribution at keep rates 1 and 0.6.",
         (
             "Under autograd, at keep rate 0.6, the paper's weights multiply the error's variance by "
             f"{grown(0.6, 'autograd', 'paper-backward'):.1g} from layer 20 to layer 0; with E f'² / p the "
             f"factor is {grown(0.6, 'autograd', 'backward'):.2f}.",
-            "The paper's figure multiplies errors by the bare mask, without 1 / p. So computed, its weights give "
-            f"its picture, a factor of {grown(0.6, 'bare mask', 'paper-backward'):.2f}, of which 0.5 comes from "
-            "the step from 500 to 250 units.",
+            "The paper's figure multiplies errors by the bare mask, without 1 / p. Computed this way, its weights "
+            f"reproduce its figure, with a factor of {grown(0.6, 'bare mask', 'paper-backward'):.2f}, of which 0.5 "
+            "comes from the step from 500 to 250 units.",
         ),
         f"Full size, errors of standard deviation 0.01 fed in at layer 20; {p['config']['seeds']} seeds.",
         (
             Grid(
                 "E δ² over its value at layer 20",
-                ("keep", "errors by", "init", "layer 15", "layer 10", "layer 5", "layer 0"),
+                ("keep", "dropout mask", "init", "layer 15", "layer 10", "layer 5", "layer 0"),
                 cells,
             ),
         ),
@@ -162,9 +162,9 @@ def stability(p: Payload) -> Section:
     gelu = ends.get("gelu", float("nan"))
     return Section(
         "Stability: what the paper does not say",
-        "None: the paper assumes that a variance of one, once reached, stays.",
+        "None. The paper assumes that a variance of one is preserved once it is reached.",
         (
-            "It stays only if chi = E[z f f'] / E f² ≤ 1: chi is the factor by which a layer multiplies a small "
+            "It is preserved only if chi = E[z f f'] / E f² ≤ 1. chi is the factor by which a layer multiplies a small "
             f"deviation of E z². After {p['config']['depth']} layers E z² is {gelu:.2g} with GELU (chi "
             f"{p['chi']['gelu']:.2f}) and {ends['elu']:.2g} with ELU (chi {p['chi']['elu']:.2f}).",
         ),
@@ -199,7 +199,7 @@ def factors(p: Payload) -> Section:
         "The factors on real images",
         "“The expectations are similar to the values in Table 1 for standardized input data.”",
         (
-            "They are similar under the forward correction, but not under the paper's own weights. Table 1 says E f² = "
+            "They are similar with the forward correction, but not with the paper's own weights. Table 1 says E f² = "
             f"0.5 for ReLU; in the seventh layer, without dropout, it is {relu['forward']['layers'][6]['f']:.2f} with "
             f"the forward correction and {relu['paper']['layers'][6]['f']:.2g} with the paper's sum.",
         ),
@@ -208,8 +208,8 @@ def factors(p: Payload) -> Section:
         (
             Picture(
                 "factors.png",
-                "The grey line is Table 1. Solid lines on it mean that the table holds inside the network: they do for "
-                "unitvar's forward correction and not for the paper's weights. Dotted lines are raw pixels.",
+                "The grey line is Table 1. Where a solid line lies on it, the table holds inside the network. It does "
+                "with unitvar's forward correction and not with the paper's weights. Dotted lines are raw pixels.",
                 "E f² and E f'² by hidden layer for four activations at keep rate 0.5, under the paper's weights and "
                 "the forward correction, on standardised and on raw pixels.",
             ),

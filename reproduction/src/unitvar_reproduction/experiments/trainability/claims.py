@@ -80,7 +80,7 @@ def _decided(difference: Estimate | None, pairs: int) -> str:
 def _error(ours: Row, he: Row) -> tuple[str, str]:
     difference, pairs = compared(ours, he)
     if difference is None:
-        return "no pair ended", "open"
+        return "no pair finished", "open"
     both = f"rates {ours['rate']:g} and {he['rate']:g}"
     return f"{difference.percent()} points, {_counted(pairs, 'seed')}, {both}", _decided(difference, pairs)
 
@@ -97,9 +97,9 @@ def _rates(ours: Row, he: Row) -> tuple[str, str]:
         if seed in at(he, found["rate"])["trained"]
     ]
     more, fewer = sum(a and not b for a, b in pairs), sum(b and not a for a, b in pairs)
-    said = f"{sum(a for a, _ in pairs)} against {sum(b for _, b in pairs)} of {_counted(len(pairs), 'trial')}"
+    counts = f"{sum(a for a, _ in pairs)} against {sum(b for _, b in pairs)} of {_counted(len(pairs), 'trial')}"
     answer, p = more_often(more, fewer)
-    return f"{said} (p = {p:.2g})", WORDS[answer]
+    return f"{counts} (p = {p:.2g})", WORDS[answer]
 
 
 def _untrainable(ours: Row, he: Row) -> tuple[str, str] | None:
@@ -109,10 +109,10 @@ def _untrainable(ours: Row, he: Row) -> tuple[str, str] | None:
     if not seeds:
         return None
     paper, others = (sum(found[seed] for seed in seeds) for found in tried)
-    said = f"{paper} against {others} of {_counted(len(seeds), 'seed')} train"
+    counts = f"{paper} against {others} of {_counted(len(seeds), 'seed')} train"
     if others:
-        return said, "contrary"
-    return said, "held" if paper == len(seeds) >= ENOUGH else "open"
+        return counts, "contrary"
+    return counts, "held" if paper == len(seeds) >= ENOUGH else "open"
 
 
 def _signals(ours: Row, he: Row) -> tuple[str, str]:

@@ -16,13 +16,12 @@ __all__ = ["trainability"]
 
 ANSWERS = {word: answer for answer, word in WORDS.items()}
 RATES = (
-    "Look for points below the dotted line of guessing: there a network trains. A filled point is a seed at a rate "
-    "where every seed trains, a hollow one a seed at a rate where not all do; lines are means, bands reach from the "
-    "best seed to the worst.",
+    "Points below the dotted line, the error of guessing, are networks that train. Each point is one seed: filled if "
+    "every seed trains at that rate, hollow if not. Lines are means; bands reach from the best seed to the worst.",
     "Validation error against the learning rate for each initialisation, a panel for each data set and optimiser.",
 )
 STARTS = (
-    "Look at whose loss falls first, and at whose gradient starts small: a line for each network.",
+    "Compare which loss falls first, and which gradient starts small. Each line is one network.",
     "Training loss and the first layer's gradient over the first steps at full width, for each initialisation.",
 )
 
@@ -35,7 +34,7 @@ def trainability(p: Payload) -> Section:
     tables = [
         Grid("Each initialisation at its best rate", heads, tuple(map(_cells, p["rows"]))),
         Grid(
-            "The paper's claims, its weights against He's",
+            "The paper's claims: its weights compared with He's",
             ("claim", "data", "optimiser", "found", "verdict"),
             tuple(
                 (c["claim"], TITLES[c["dataset"]], OPTIMISERS[c["optimiser"]], c["evidence"], c["verdict"])
@@ -49,18 +48,19 @@ def trainability(p: Payload) -> Section:
     pictures += [Picture(f"{name}_full.png", *STARTS)] if p["starts"] else []
     return Section(
         "Where the VGG trains",
-        "Against He's weights: lower error, more rates that train (He's do not at Nesterov 0.01), and no first layer "
-        "that waits for dozens of epochs because its gradient vanishes.",
+        "Compared with He's weights, the paper's give a lower error and train at more rates (He's do not train at "
+        "Nesterov 0.01), and the first layer does not stall for dozens of epochs because its gradient vanishes.",
         (
-            f"Of {len(verdicts)} judgements, a claim on a data set under an optimiser, {verdicts.count('held')} hold, "
-            f"{verdicts.count('contrary')} show the opposite and {verdicts.count('open')} are open.",
+            "We test each claim on each data set with each optimiser: "
+            f"{verdicts.count('held')} of {len(verdicts)} tests hold, {verdicts.count('contrary')} show the "
+            f"opposite and {verdicts.count('open')} are open.",
             *_against_paper(p["rows"]),
         ),
         f"First stack {base['width']} wide (paper: 64), {base['epochs']} epochs of {base['images']:,} images in "
         f"batches of {base['batch']} at one rate, no augmentation{precision(base['precision'])}; {done['trials']} of "
-        f"{done['planned']} trials done. A network trains if, with dropout off or on, guessing gives so low a "
-        f"validation error less than once in {1 / DOUBT:,.0f} times; its loss has moved when it is {MARGIN:g} below "
-        "that of guessing. Differences are paired by seed; a claim on errors or gradients is decided by its 95 % "
+        f"{done['planned']} trials done. A network trains if guessing would reach its validation error, with "
+        f"dropout off or on, less than once in {1 / DOUBT:,.0f} times. Its loss has moved when it is {MARGIN:g} below "
+        "that of guessing. Differences are paired by seed. A claim about errors or gradients is decided by the 95 % "
         "interval over at least three seeds.",
         tuple(tables),
         tuple(pictures),

@@ -79,8 +79,8 @@ def _call(row: Mapping[str, Any]) -> str:
 def _pending(saved: Saved) -> str:
     """Name the families whose comparison with torch's default has not been run under either optimiser."""
     ran = {row["family"] for row in saved if row["init"] == ours(row["family"]) and row["minus default"]["verdict"]}
-    waiting = [kind.title for family, kind in FAMILIES.items() if family not in ran and family not in MLPS]
-    return f" Not compared yet: {'; '.join(waiting)}." if waiting else ""
+    pending = [kind.title for family, kind in FAMILIES.items() if family not in ran and family not in MLPS]
+    return f" Not compared yet: {'; '.join(pending)}." if pending else ""
 
 
 def _gains(found: Saved) -> Iterator[tuple[str, ...]]:

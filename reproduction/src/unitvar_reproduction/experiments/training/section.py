@@ -23,11 +23,11 @@ COLUMNS = (
 
 RATES = (
     "Compare the lowest points of the colours in a panel: each is an initialisation at its best rate, marked by a "
-    "large dot. A curve that is flat around its lowest point forgives a wrong rate.",
+    "large dot. Where a curve is flat around its lowest point, the exact rate matters little.",
     "Log loss on the tuning set against the learning rate, a panel for each family, a line for each initialisation.",
 )
 GAINS = (
-    "Above, look where each line is lowest: a gain of one is unit variance. Below, the best gain of each network "
+    "Top: see where each line is lowest; a gain of one is unit variance. Bottom: the best gain of each network "
     "against the share of its last layer's signal that tells examples apart.",
     "Log loss against the gain of the hidden layers of plain dense networks, and the best gain against the signal.",
 )
@@ -41,11 +41,11 @@ def training(p: Payload) -> Section:
     return Section(
         "When does it help?",
         "“Our initialization provides faster convergence”, for networks without norms or shortcuts. "
-        "The paper trains no others.",
+        "The paper trains only such networks.",
         tuple(found) or ("Not enough trials yet to compare.",),
-        f"{config['trials']:,} networks, {config['steps']:,} steps each with a warm-up of 5 % and a cosine to zero. "
-        "Rates are chosen on one held-out set with two seeds; differences are of the log loss on another, paired over "
-        f"{config['seeds']} seeds.",
+        f"{config['trials']:,} networks, {config['steps']:,} steps each, with 5 % warm-up and cosine decay to zero. "
+        "Learning rates are chosen on one held-out set with two seeds; differences are in log loss on another, paired "
+        f"over {config['seeds']} seeds.",
         tables,
         tuple(Picture(name, *(GAINS if "gains" in name else RATES)) for name in config["pictures"]),
     )

@@ -26,8 +26,8 @@ def vgg(p: Payload) -> Section:
     ]
     found = [
         f"{TITLES[name]}: test error {written_error(ours, ' %')} with the paper's weights, {written_error(he, ' %')} "
-        f"with He's, each at its tuned rate{_difference(ours, he)}; {_learnt(ours)} of the rates learn with the "
-        f"paper's, {_learnt(he)} with He's."
+        f"with He's, each at its tuned rate{_difference(ours, he)}. The network learns at {_learnt(ours)} rates "
+        f"with the paper's weights and at {_learnt(he)} with He's."
         for name, ours, he in pairs
     ]
     if ("nesterov", "he") in by and ("nesterov", "paper") in by:
@@ -37,17 +37,17 @@ def vgg(p: Payload) -> Section:
         )
     if pairs:
         found.append(
-            f"The first layer waits for at most {_epochs(_longest(ours for _, ours, _ in pairs))} with the paper's "
-            f"weights and {_epochs(_longest(he for *_, he in pairs))} with He's, at any rate: epochs in which its "
-            "gradient is below a tenth of what it later becomes."
+            f"The first layer stalls for at most {_epochs(_longest(ours for _, ours, _ in pairs))} with the paper's "
+            f"weights and {_epochs(_longest(he for *_, he in pairs))} with He's, at any rate. (It stalls while its "
+            "gradient is below a tenth of its later value.)"
         )
     added = [row for row in p["rows"] if row["init"] in ("plan", "measured")]
     if added:
-        said = ", ".join(
+        errors = ", ".join(
             f"{NAMES[row['init']]} with {TITLES[row['optimiser']]} {written_error(row, ' %')}" for row in added
         )
         where = "each at its tuned rate" if any(len(row["rates"]) > 1 for row in added) else "at the paper's tuned rate"
-        found.append(f"This library's initialisations, {where}: {said}.")
+        found.append(f"Test error with this library's initialisations, {where}: {errors}.")
     gaps = [
         100 * (noisy - error)
         for row in p["rows"]
@@ -56,8 +56,8 @@ def vgg(p: Payload) -> Section:
     ]
     if gaps:
         found.append(
-            f"With dropout left on, as in training, {sum(gap < 0 for gap in gaps)} of {len(gaps)} networks that learn "
-            "and were judged both ways err less than with it off; "
+            f"Of {len(gaps)} networks that learn and were tested both ways, {sum(gap < 0 for gap in gaps)} have a "
+            "lower error with dropout left on, as in training, than with dropout off; "
             f"errors change by {min(gaps):+.1f} to {max(gaps):+.1f} points."
         )
     found += _faded(p["rows"])
@@ -84,19 +84,19 @@ def vgg(p: Payload) -> Section:
     return Section(
         "Figures 3 and 4: VGG on CIFAR-10",
         "Test error 7.41 % against He's 24.65 % with Nesterov momentum, 9.51 % against 10.54 % with Adam; with He's "
-        "weights more rates do not train at all, as 0.01 with Nesterov, and the first layer may wait for "
-        "dozens of epochs.",
+        "weights the network does not train at more of the rates, such as 0.01 with Nesterov, and the first layer may "
+        "stall for dozens of epochs.",
         tuple(found) or ("Not enough trials yet to compare.",),
         f"{'Full size' if _full(base) else 'Shrunk'}: first stack {base['width']} wide (paper: "
         f"64), {base['epochs']} epochs (150), batches of {base['batch']} (128), {images['training']:,} images, "
         f"augmentation {'on' if base['augment'] else 'off'}{precision(base['precision'])}; {done['trials']} of "
-        f"{done['planned']} trials done. A rate learns if guessing gives so low a validation error less than once in "
-        f"{1 / DOUBT:,.0f} times. A test error is lower if the 95 % interval of the difference, paired over seeds, "
-        "says so; one seed cannot.",
+        f"{done['planned']} trials done. A network learns at a rate if guessing would reach its validation error less "
+        f"than once in {1 / DOUBT:,.0f} times. A test error is lower if the 95 % interval of the difference, paired by "
+        "seed, excludes zero; one seed gives no interval.",
         (
             Grid("Each initialisation at its tuned rate", heads, cells),
             Grid(
-                "Validation error at the end, by rate, and with dropout left on as in training",
+                "Validation error at the end of training, by learning rate, with dropout off and on",
                 ("optimiser", "init", "rate", "error, %", "dropout on, %"),
                 rates,
             ),
@@ -110,7 +110,7 @@ def vgg(p: Payload) -> Section:
             ),
             Picture(
                 f"{name}_gradients.png",
-                "If He's weights kept the first layer waiting, its line would stay flat and low for many epochs. "
+                "If the first layer stalled with He's weights, its line would stay flat and low for many epochs. "
                 "Thick: mean of an epoch; thin: single measurements.",
                 "Root mean square of the first layer's gradient over epochs, a panel for each optimiser.",
             ),
@@ -128,12 +128,12 @@ def vgg(p: Payload) -> Section:
 def _faded(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """Say what the last weight puts out before training, with dropout on and off."""
     last = {row["init"]: {mode: row["start"][mode][-1] for mode in ("on", "off")} for row in rows if row["start"]}
-    said = ", ".join(
+    values = ", ".join(
         f"{NAMES[init]} {' and '.join('not finite' if z is None else f'{z:.2g}' for z in both.values())}"
         for init, both in last.items()
     )
-    if said:
-        yield f"Before training, E z² of the last layer with dropout on and off: {said}."
+    if values:
+        yield f"Before training, E z² of the last layer with dropout on and off: {values}."
 
 
 def _parts(pairs: Sequence[tuple[str, Mapping[str, Any], Mapping[str, Any]]]) -> Iterator[Answer]:
@@ -181,7 +181,7 @@ def _learnt(row: Mapping[str, Any]) -> str:
 
 
 def _longest(rows: Iterable[Mapping[str, Any]]) -> int:
-    """Return the most epochs that the first layer waits at any rate."""
+    """Return the largest number of epochs that the first layer stalls at any rate."""
     return max(int(epochs) for row in rows for epochs in row["waited"])
 
 
