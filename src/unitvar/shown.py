@@ -109,7 +109,7 @@ def frame(rows: Sequence[Mapping[str, Any]]) -> Any:
 
 @contextmanager
 def progress_bar(total: int, show: bool) -> Iterator[Callable[[], object]]:
-    """Show a bar of so many steps while a block runs, and give what to call after each; without one, do nothing."""
+    """Show a progress bar while a block runs, and yield the function to call after each step; it may do nothing."""
     if not show:
         yield lambda: None
         return
@@ -128,7 +128,7 @@ class Entry:
 
     @property
     def row(self) -> Mapping[str, Any]:
-        """Give a flat, JSON-ready dict."""
+        """Return a flat, JSON-ready dict."""
         raise NotImplementedError
 
     def _brief(self) -> dict[str, str]:
@@ -154,9 +154,9 @@ class Tabular:
 
     @property
     def rows(self) -> Sequence[Mapping[str, Any]]:
-        """Give flat, JSON-ready dicts."""
+        """Return flat, JSON-ready dicts."""
         raise NotImplementedError
 
     def to_pandas(self) -> Any:
-        """Give ``.rows`` as a data frame; needs pandas."""
+        """Return ``.rows`` as a data frame; needs pandas."""
         return frame(self.rows)

@@ -10,7 +10,7 @@ from unitvar.running.restore import overwrite
 
 
 def running(module: AnyBatchNorm) -> tuple[Tensor, Tensor]:
-    """Give the running mean and variance of a BatchNorm that tracks them."""
+    """Return the running mean and variance of a BatchNorm that tracks them."""
     mean, var = module.running_mean, module.running_var
     assert mean is not None
     assert var is not None

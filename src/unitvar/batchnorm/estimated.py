@@ -54,11 +54,11 @@ class Estimated:
 
     @property
     def state(self) -> dict[str, Tensor]:
-        """Give the statistics as a state dict names them."""
+        """Return the statistics as a state dict names them."""
         return _named(self.report, "new")
 
     def others(self, model: nn.Module) -> dict[str, Tensor]:
-        """Give the statistics that a model has or had apart from these, as a state dict names them."""
+        """Return the statistics that a model has or had apart from these, as a state dict names them."""
         held = _named(self.report, "old") if self._is_in(model) else model.state_dict()
         return {name: held[name].clone() for name in self.state}
 

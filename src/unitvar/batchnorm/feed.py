@@ -52,7 +52,7 @@ def check_batches(batches: Any, *, repeatedly: bool) -> None:
 
 
 def read(batches: Iterable[Any], limit: int | None) -> Iterator[Any]:
-    """Give batches, up to a limit. A StopIteration that a dataset raised is an error and not their end, as in PEP 479.
+    """Yield batches, up to a limit. A StopIteration that a dataset raised is an error and not their end, as in PEP 479.
 
     Args:
         batches: any iterable.
@@ -100,7 +100,7 @@ def _of(batches: Any) -> str:
 
 
 def _length(batches: Any) -> int | None:
-    """Give the number of batches where it is known; that of an IterableDataset is an estimate."""
+    """Return the number of batches where it is known; that of an IterableDataset is an estimate."""
     if isinstance(getattr(getattr(batches, "loader", batches), "dataset", None), IterableDataset):
         return None
     try:

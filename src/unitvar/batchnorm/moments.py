@@ -20,7 +20,7 @@ ELEMENTS = 1 << 18  # squares are formed in pieces of this size, which stay in t
 
 @dataclass(frozen=True)
 class Moments:
-    """Hold the number of values a channel saw, their mean and their sum of squared deviations, in float64.
+    """Hold the number of values that each channel saw, their mean and their sum of squared deviations, in float64.
 
     ``examples`` counts along the first dimension: an image is one example and has as many values as pixels.
     """
@@ -44,17 +44,17 @@ class Moments:
 
     @property
     def biased(self) -> Tensor:
-        """Give the variance that normalises a batch: m2 / n."""
+        """Return the variance that normalises a batch: m2 / n."""
         return self.m2 / self.count
 
     @property
     def unbiased(self) -> Tensor:
-        """Give the variance that torch stores in running_var: m2 / (n - 1)."""
+        """Return the variance that torch stores in running_var: m2 / (n - 1)."""
         return self.m2 / (self.count - 1)
 
     @property
     def finite(self) -> bool:
-        """Say whether every channel has a finite mean and variance."""
+        """Return whether every channel has a finite mean and variance."""
         return bool(torch.isfinite(self.mean + self.m2).all())
 
 
@@ -65,7 +65,7 @@ def batch_moments(x: Tensor) -> Moments:
     hides their spread are summed again after a shift by that mean; an overflow is repeated in float64.
 
     Args:
-        x: what BatchNorm gets, ``[N, C, ...]``, with at least one value a channel.
+        x: what BatchNorm gets, ``[N, C, ...]``, with at least one value per channel.
 
     Returns:
         The moments over every dimension but the second, on the CPU.

@@ -87,7 +87,7 @@ class Layer:
 
     @property
     def buffers(self) -> tuple[Tensor, Tensor]:
-        """Give the running mean and variance."""
+        """Return the running mean and variance."""
         return running(self.module)
 
     def write(self, mean: Tensor, var: Tensor) -> None:

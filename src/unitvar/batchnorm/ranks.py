@@ -14,7 +14,7 @@ Group = Any  # None, False or a torch.distributed.ProcessGroup
 
 
 def resolve(group: Group) -> Group:
-    """Give the process group to merge over, or None when this process is alone."""
+    """Return the process group to merge over, or None when this process is alone."""
     if group is False or not dist.is_available() or not dist.is_initialized():
         if group not in (None, False):
             raise ValueError("group is a process group, but torch.distributed is not initialised: pass group=False.")
@@ -27,7 +27,7 @@ def resolve(group: Group) -> Group:
 
 
 def first(group: Group) -> bool:
-    """Say whether this process is alone, or the group's rank 0."""
+    """Return whether this process is alone, or the group's rank 0."""
     return group is None or dist.get_rank(group) == 0
 
 

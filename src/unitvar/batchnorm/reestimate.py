@@ -41,7 +41,7 @@ def reestimate_bn_(
 ) -> BatchNormReport:
     """Recompute the running statistics of every BatchNorm with dropout off, in place.
 
-    Over batches ``b`` with ``n_b`` values a channel, mean ``m_b`` and biased variance ``v_b``,
+    Over batches ``b`` with ``n_b`` values per channel, mean ``m_b`` and biased variance ``v_b``,
     ``mu = sum n_b m_b / N`` and ``var = sum n_b (v_b + (m_b - mu)²) / N``, pooled in float64. ``running_var`` gets
     torch's convention, the unbiased ``var N / (N - 1)``. Nothing else in the model changes, nor does the random state.
     If the call fails, nothing has changed at all.
@@ -52,7 +52,7 @@ def reestimate_bn_(
             arguments). Shuffle them: one-pass statistics of deep layers depend on how batches are composed.
         stats: ``"both"``, or ``"var"``, the paper's recipe, which keeps the means.
         method: ``"one-pass"`` normalises each batch with its own statistics; ``"sequential"`` takes one layer at a
-            time, in execution order, with final statistics before it: exact for any batch size, at one pass a layer.
+            time, in execution order, with final statistics before it: exact for any batch size, at one pass per layer.
         forward: ``forward(model, batch)`` runs a batch your way; it gets the inner module of a wrapped model.
         max_batches: how many batches to use at most.
         tolerance: stop once the relative standard error of the variance is below this in the worst channel.

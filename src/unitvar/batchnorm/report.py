@@ -22,7 +22,7 @@ NUMBER = 9  # characters a column, and the space before it
 
 @dataclass(frozen=True, eq=False, repr=False)
 class BatchNormChange(Entry):
-    """Hold the statistics of one BatchNorm before and after, one value a channel, on the CPU.
+    """Hold the statistics of one BatchNorm before and after, one value per channel, on the CPU.
 
     ``standard_error`` is that of the new variance as a share of it, estimated from the spread between batches; NaN
     where a single batch leaves nothing to compare.
@@ -39,12 +39,12 @@ class BatchNormChange(Entry):
 
     @property
     def ratio(self) -> Tensor:
-        """Give new over old variance."""
+        """Return new over old variance."""
         return self.new_var.double() / self.old_var.double()
 
     @property
     def shift(self) -> Tensor:
-        """Give how far the mean moved, in units of the new standard deviation."""
+        """Return how far the mean moved, in units of the new standard deviation."""
         moved = self.new_mean.double() - self.old_mean.double()
         return torch.where(moved == 0, 0.0, moved / self.new_var.double().sqrt())
 
@@ -100,7 +100,7 @@ class BatchNormReport(Tabular):
 
     @property
     def rows(self) -> list[dict[str, str | int | float | None]]:
-        """Give one flat, JSON-ready dict a layer."""
+        """Return one flat, JSON-ready dict per layer."""
         return [layer.row for layer in self.layers]
 
     @property
@@ -147,11 +147,11 @@ class BatchNormReport(Tabular):
 
 
 def lone_values(method: str, layers: Sequence[tuple[str, int, int]]) -> str:
-    """Say where one pass goes wrong: batches of one value a channel have no statistics of their own.
+    """Say where one pass goes wrong: batches of one value per channel have no statistics of their own.
 
     Args:
         method: how the statistics were gathered.
-        layers: name, values a channel and batches of each layer, in execution order.
+        layers: name, values per channel and batches of each layer, in execution order.
 
     Returns:
         A sentence with the remedy; nothing, if the last layer is the only one with such batches.
@@ -172,7 +172,7 @@ class Named(Protocol):
 
     @property
     def name(self) -> str:
-        """Give the layer's name."""
+        """Return the layer's name."""
 
 
 Record = TypeVar("Record", bound=Named)

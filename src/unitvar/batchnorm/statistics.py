@@ -34,27 +34,27 @@ class LayerStatistics:
 
     @property
     def mean(self) -> Tensor:
-        """Give the mean a channel, in float64."""
+        """Return the mean of each channel, in float64."""
         return self.moments.mean
 
     @property
     def var(self) -> Tensor:
-        """Give the variance a channel as torch stores it, unbiased, in float64."""
+        """Return the variance of each channel as torch stores it, unbiased, in float64."""
         return self.moments.unbiased
 
     @property
     def values(self) -> int:
-        """Give the number of values a channel saw."""
+        """Return the number of values that each channel saw."""
         return self.moments.count
 
     @property
     def examples(self) -> int:
-        """Give the number of examples: the sizes of the first dimension, added up."""
+        """Return the number of examples: the sizes of the first dimension, added up."""
         return self.moments.examples
 
     @property
     def standard_error(self) -> Tensor:
-        """Give the standard error of the variance as a share of it; NaN from a single batch."""
+        """Return the standard error of the variance as a share of it; NaN from a single batch."""
         return self.spread.relative_error(self.moments)
 
     def merge(self, other: LayerStatistics) -> LayerStatistics:
@@ -76,7 +76,7 @@ class BatchNormStatistics(Tabular):
     Made by :func:`unitvar.bn_statistics`. Nothing here changes a model but :meth:`apply_`.
 
     Attributes:
-        layers: one record a layer, in execution order.
+        layers: one record per layer, in execution order.
         kept: name → reason for the layers that have none.
         stats: ``"both"``, or ``"var"``: means are not applied.
         method: ``"one-pass"`` or ``"sequential"``.
@@ -100,7 +100,7 @@ class BatchNormStatistics(Tabular):
 
     @property
     def rows(self) -> list[Row]:
-        """Give one flat, JSON-ready dict a layer: counts, and means over channels."""
+        """Return one flat, JSON-ready dict per layer: counts, and means over channels."""
         return [
             {
                 "layer": layer.name,
@@ -152,12 +152,12 @@ class BatchNormStatistics(Tabular):
         return reduce(_merged, others, self)
 
     def blend(self, model: nn.Module, weight: int, *, unit: str = "values") -> BatchNormStatistics:
-        """Pool with the running statistics of a model, as if they came from so many values: a prior for small data.
+        """Pool with the running statistics of a model, counted as a number of values: a prior for small data.
 
         Args:
             model: whose running statistics are the prior.
             weight: how many values, or examples, the prior counts for; 0 leaves these statistics alone.
-            unit: ``"values"`` a channel, the same number for every layer, or ``"examples"``: a layer that sees
+            unit: ``"values"`` per channel, the same number for every layer, or ``"examples"``: a layer that sees
                 8 x 8 positions of each image then counts 64 old values for every one of ``weight``.
 
         Returns:

@@ -60,7 +60,7 @@ class Sweep:
         return self.last
 
     def worst_error(self) -> float:
-        """Give the largest relative standard error of a variance, over channels and layers that were reached."""
+        """Return the largest relative standard error of a variance, over channels and layers that were reached."""
         worst = 0.0
         for layer in self.observer.layers:
             if layer.pooled is not None and not layer.final:

@@ -22,7 +22,7 @@ __all__ = ["History", "watch"]
 
 
 def watch(model: nn.Module, *, every: int = 100, writer: Any = None, marked: bool = False) -> History:
-    """Record what flows through a model while it trains.
+    """Record signals, gradients and updates of every weight while a model trains.
 
     A step is a call of the model in train mode with gradients on. The first step and then every ``every``-th are
     observed. An observation measures the pre-activation of every weight, its gradient when the loop calls ``backward``,
@@ -63,7 +63,7 @@ def watch(model: nn.Module, *, every: int = 100, writer: Any = None, marked: boo
 
 
 class History(Tabular):
-    """Hold what was observed: one row a layer and observed step; see :func:`watch`.
+    """Hold what was observed: one row per layer and observed step; see :func:`watch`.
 
     Attributes:
         steps: how many steps the model has made.
@@ -137,7 +137,7 @@ class History(Tabular):
 
     @property
     def rows(self) -> list[Row]:
-        """Give one flat, JSON-ready dict a layer and observed step.
+        """Return one flat, JSON-ready dict per layer and observed step.
 
         ``weight_gradient_norm`` is that of the gradient with respect to the weight, ``update_ratio`` the norm of what
         the optimiser then added to the weight over the norm of the weight; None if no optimiser of torch's did. The
@@ -155,7 +155,7 @@ class History(Tabular):
         return table.html_over_steps(self.rows, self.steps)
 
     def plot(self, ax: Axes | None = None, *, what: str = "weight_gradient_norm") -> Axes:
-        """Draw one line a layer over the steps, on a logarithmic axis.
+        """Draw one line per layer over the steps, on a logarithmic axis.
 
         Args:
             ax: where to draw; default: new axes.

@@ -154,7 +154,7 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return out
 
     def _goes_on(self, fresh: _Fresh, op: Op, args: tuple[Any, ...]) -> bool:
-        """Say whether an op only completes the last pre-activation: its shape, or its bias."""
+        """Return whether an op only completes the last pre-activation: its shape, or its bias."""
         if keeps_elements(op.name):
             return args[0] is fresh.value
         if not is_sum(op.name) or not isinstance(args[1], Tensor):

@@ -103,7 +103,7 @@ def _uses(node: Node, rule: Rule, found: Propagation, back: dict[int, Signal]) -
 
 
 def _recurrent(node: Node, rule: Rule, found: Propagation) -> Iterator[tuple[str, Prediction]]:
-    """Give what input and state of a recurrence contribute to its gates; not their gradients, which go through time."""
+    """Return what input and state of a recurrence add to its gates; not their gradients, which go through time."""
     assert rule.recurrent is not None
     if len(rule.weights) > 1:  # of a cell, only the state it gives is known, not what its weights give
         return

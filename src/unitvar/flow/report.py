@@ -35,18 +35,18 @@ class _Record(Entry):
 
     @property
     def label(self) -> str:
-        """Give the name, with the number of the use if it is not the first."""
+        """Return the name, with the number of the use if it is not the first."""
         return labelled(self.name, self.use)
 
     @property
     def row(self) -> Row:
-        """Give a flat, JSON-ready dict."""
+        """Return a flat, JSON-ready dict."""
         return {name: _json(getattr(self, name)) for name in self.__slots__}
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class LayerFlow(_Record):
-    """What one use of a weight gives, and what comes back to it.
+    """The output of one use of a weight, and the gradient that comes back to it.
 
     Attributes:
         name: of the parameter, ``"features.0.weight"``.
@@ -133,11 +133,11 @@ class NormGap(_Record):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class VarianceReport(Tabular):
-    """What flows through a model, layer by layer in execution order, measured and predicted.
+    """Signals and gradients of a model, layer by layer in execution order, measured and predicted.
 
     Attributes:
-        layers: one record a use of a weight.
-        norms: one record a use of a batch norm.
+        layers: one record per use of a weight.
+        norms: one record per use of a batch norm.
         runs: how often the model was run.
         unpredicted: why there is no prediction; empty if there is.
     """
@@ -162,12 +162,12 @@ class VarianceReport(Tabular):
 
     @property
     def rows(self) -> list[Row]:
-        """Give one flat, JSON-ready dict a layer."""
+        """Return one flat, JSON-ready dict per layer."""
         return [layer.row for layer in self.layers]
 
     @property
     def norm_rows(self) -> list[Row]:
-        """Give one flat, JSON-ready dict a batch norm."""
+        """Return one flat, JSON-ready dict per batch norm."""
         return [norm.row for norm in self.norms]
 
     def write(self, writer: Any, step: int = 0) -> None:
@@ -198,7 +198,7 @@ class VarianceReport(Tabular):
 
     @property
     def healthy(self) -> bool:
-        """Say whether nothing explodes, vanishes or is too large."""
+        """Return whether nothing explodes, vanishes or is too large."""
         return not any(self.verdict.count(f": {word}") for word in ("exploding", "vanishing", "too large"))
 
     def __str__(self) -> str:
@@ -215,7 +215,7 @@ class VarianceReport(Tabular):
         return html(self)
 
     def norms_to_pandas(self) -> Any:
-        """Give ``.norm_rows`` as a data frame; needs pandas."""
+        """Return ``.norm_rows`` as a data frame; needs pandas."""
         return frame(self.norm_rows)
 
     def plot(self, ax: Axes | None = None) -> Axes:

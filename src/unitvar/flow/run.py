@@ -38,7 +38,7 @@ Loss = Callable[[Any], Tensor]
 def measure(
     model: nn.Module, batch: Any, *, loss: Loss | None = None, runs: int = 4, progress: bool = False
 ) -> VarianceReport:
-    r"""Measure what flows through a model, forward and backward, beside what is predicted for its weights.
+    r"""Measure signals and gradients in every layer of a model, beside what is predicted for its weights.
 
     The model is run in train mode, dropout on, with autograd. For every use of a weight, in execution order: mean and
     variance of the pre-activation z, the variance of the gradient g = dL/dz, and the share of units that no gradient
@@ -46,7 +46,7 @@ def measure(
     Predictions assume weights that are independent of each other and of the data, with the mean and the mean square
     that they have: they hold at initialisation, and after training they tell how far it has led away from that.
 
-    The model comes out as it went in: parameters, buffers, ``.grad``, flags, hooks and random state.
+    The model is left unchanged: parameters, buffers, ``.grad``, flags, hooks and random state.
 
     Args:
         model: any module, in any mode; wrapped by DistributedDataParallel or compiled, what is inside is measured, on
@@ -122,7 +122,7 @@ def _check(loss: Loss | None, runs: int) -> None:
 
 @undoing()
 def _prepared(undo: Undo, model: nn.Module, batch: Any) -> Any:
-    """Give the batch as the model wants it, lazy layers made real for as long as that takes."""
+    """Return the batch as the model wants it, lazy layers made real for as long as that takes."""
     device = device_of(model)
     check_real(model)
     resharded(model)  # what FSDP2 has left gathered has no memory of its own to come back to

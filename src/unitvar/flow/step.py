@@ -110,7 +110,7 @@ class Step:
             self.updates.close()
 
     def rows(self) -> list[Row]:
-        """Give what has come in so far, one row a use of a weight."""
+        """Return what has come in so far, one row per use of a weight."""
         layers = list(self.meter.layers.values())
         made = [self._row(layer.name, layer) for layer in layers]
         # Fused recurrences show no pre-activation, and embeddings have none.

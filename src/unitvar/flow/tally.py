@@ -42,17 +42,17 @@ class Tally:
 
     @property
     def mean(self) -> float | None:
-        """Give the mean; None if nothing was counted."""
+        """Return the mean; None if nothing was counted."""
         return float(self.total) / self.count if self.count else None
 
     @property
     def second(self) -> float | None:
-        """Give the mean square; None if nothing was counted."""
+        """Return the mean square; None if nothing was counted."""
         return float(self.squares) / self.count if self.count else None
 
     @property
     def norm(self) -> float | None:
-        """Give the root of the sum of squares; None if nothing was counted."""
+        """Return the root of the sum of squares; None if nothing was counted."""
         return float(self.squares) ** 0.5 if self.count else None
 
 
@@ -95,5 +95,5 @@ class Layer:
 
     @property
     def dead(self) -> float | None:
-        """Give the share of units that got no gradient at all; None without gradients."""
+        """Return the share of units that got no gradient at all; None without gradients."""
         return None if self.alive is None else 1.0 - float(self.alive.float().mean())

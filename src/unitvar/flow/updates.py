@@ -37,7 +37,7 @@ class Updates:
         self._handles.append(register_optimizer_step_post_hook(self._ends))
 
     def ratio(self, name: str) -> float | None:
-        """Give the norm of a weight's update over the norm of the weight; None if it was not updated, or was zero."""
+        """Return the norm of a weight's update over the norm of the weight; None if it was not updated, or was zero."""
         ratio = float(self._ratios[name]) if name in self._ratios else math.nan
         return ratio if math.isfinite(ratio) else None
 

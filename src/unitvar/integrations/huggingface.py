@@ -24,9 +24,9 @@ from unitvar.running.modules import inner
 
 
 class WatchVariance(TrainerCallback):
-    """Record what flows through a model while it trains, as :func:`unitvar.watch` does.
+    """Record signals, gradients and updates while a model trains, as :func:`unitvar.watch` does.
 
-    A step is a step of the optimiser; of gradients that are accumulated, the first batch is observed.
+    A step is a step of the optimiser. With gradient accumulation, its first batch is observed.
 
     Args:
         every: how many steps from one observation to the next.

@@ -31,7 +31,7 @@ TRAINING = "unitvar_training_statistics"  # in a checkpoint: the running statist
 class InitializeWeights(Callback):
     """Initialise a model as :func:`unitvar.initialize_` does, before anything is trained.
 
-    It runs when ``fit`` sets up, so that a checkpoint to resume from is loaded over it.
+    It runs when ``fit`` sets up, before a checkpoint is loaded: resuming keeps the weights of the checkpoint.
 
     Args:
         example: what the model takes; by default its ``example_input_array``.
@@ -60,7 +60,7 @@ class InitializeWeights(Callback):
 
 
 class WatchVariance(Callback):
-    """Record what flows through a model while it trains, as :func:`unitvar.watch` does, to the trainer's loggers.
+    """Log signals, gradients and updates to the trainer's loggers, as :func:`unitvar.watch` does.
 
     A step is a training batch, whatever parts of the module ``training_step`` calls.
 
@@ -136,7 +136,7 @@ class ReestimateBatchNorm(Callback):
 
     @property
     def report(self) -> BatchNormReport | None:
-        """Give the report of the latest re-estimation."""
+        """Return the report of the latest re-estimation."""
         return None if self._estimated is None else self._estimated.report
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -203,7 +203,7 @@ class ReestimateBatchNorm(Callback):
             self._estimated = Estimated(pl_module, batches, **{"max_batches": most, **self.options, "forward": forward})
 
     def _batches(self, trainer: Trainer) -> tuple[Any, int | None]:
-        """Give what to re-estimate from, and how many batches at most: an endless loader must end somewhere."""
+        """Return what to re-estimate from, and how many batches at most: an endless loader must end somewhere."""
         if self.batches is not None:
             return self.batches, None
         loader: Any = trainer.train_dataloader

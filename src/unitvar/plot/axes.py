@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 
 def new_axes(ax: Axes | None) -> Axes:
-    """Return the axes that were given, else new ones."""
+    """Return the axes that were passed, else new ones."""
     if ax is not None:
         return ax
     try:
@@ -80,7 +80,7 @@ def above(ax: Axes, *, legend: bool, columns: int, title: str = "") -> None:
 
 
 def say(ax: Axes, words: str) -> None:
-    """Say in the middle of empty axes why they are."""
+    """Write in the middle of empty axes why they are empty."""
     ax.text(0.5, 0.5, words, transform=ax.transAxes, ha="center", va="bottom", color="0.5")
 
 

@@ -24,10 +24,10 @@ def distributions(
 ) -> Axes:
     """Draw how inputs and outputs of some weights are distributed: the paper's first figure, for a model of your own.
 
-    One band a layer, the first on top: the density of the logarithm of absolute values, so that a shift to the right
+    One band per layer, the first on top: the density of the logarithm of absolute values, so that a shift to the right
     is growth and one to the left decay. Values that dropout or an activation has set to
     zero are left out, as in the paper; the grey line is where a standard normal output would be.
-    The model runs once, in train mode, and comes out as it went in.
+    The model runs once, in train mode, and is left unchanged.
 
     Args:
         model: any module.

@@ -91,7 +91,7 @@ def flow(rows: Sequence[Mapping[str, Any]], *, ax: Axes | None = None, legend: b
     that of the last layer that has one. A pool or another width changes E g² without harm, and does not show.
 
     Args:
-        rows: of a :class:`unitvar.VarianceReport`, one a layer.
+        rows: of a :class:`unitvar.VarianceReport`, one per layer.
         ax: where to draw; default: new axes.
         legend: whether to name what is drawn, above the axes.
         title: above everything, such as the verdict.
@@ -126,7 +126,7 @@ def scales(rows: Sequence[Mapping[str, Any]], *, ax: Axes | None = None, legend:
     """Draw what a plan finds and does, weight by weight on a logarithmic axis: E x² before it, and the scale it gets.
 
     Args:
-        rows: of a :class:`unitvar.Plan`, one a weight.
+        rows: of a :class:`unitvar.Plan`, one per weight.
         ax: where to draw; default: new axes.
         legend: whether to name what is drawn, above the axes.
 

@@ -14,10 +14,10 @@ __all__ = ["over_steps"]
 
 
 def over_steps(rows: Sequence[Mapping[str, Any]], what: str, *, ax: Axes | None = None, legend: bool = True) -> Axes:
-    """Draw a quantity over training steps on a logarithmic axis, one line a layer, from dark (first) to light (last).
+    """Draw a quantity over training steps on a logarithmic axis, one line per layer, from dark (first) to light (last).
 
     Args:
-        rows: of a :class:`unitvar.History`, one a layer and observed step.
+        rows: of a :class:`unitvar.History`, one per layer and observed step.
         what: ``"weight_gradient_norm"``, ``"update_ratio"``, ``"gradient"`` or ``"variance"``.
         ax: where to draw; default: new axes.
         legend: whether to name the lines.

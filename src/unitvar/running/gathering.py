@@ -38,7 +38,7 @@ class Gathering:
         self.shards = {id(p.sharded_param) for group in groups for p in group}
 
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
-        """Give names and tensors of what was gathered since the last time, each once: its memory stays its own."""
+        """Yield names and tensors of what was gathered since the last time, each once: its memory stays its own."""
         if not self._pending:
             return
         # A group is gathered all at once: its first parameter speaks for it, but for the moment in which it happens.

@@ -47,7 +47,7 @@ def _descriptors(kind: Any) -> tuple[MemberDescriptorType, ...]:
 
 
 def slots(module: nn.Module) -> list[tuple[Any, Any]]:
-    """Give the attributes that a class keeps in ``__slots__``: what sets each of them, and its value."""
+    """Return the attributes that a class keeps in ``__slots__``: what sets each of them, and its value."""
     found = []
     for descriptor in _descriptors(type(module)):  # type: ignore[arg-type]
         try:

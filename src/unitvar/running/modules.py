@@ -66,7 +66,7 @@ _tracking: ContextVar[tuple[_Paths, ...]] = ContextVar("unitvar_tracking", defau
 
 @undoing()
 def modules_tracked(undo: Undo, model: nn.Module) -> list[str]:
-    """Give a list whose last item is always the path of the module that this thread is running.
+    """Return a list whose last item is always the path of the module that this thread is running.
 
     The hooks are global, not the modules' own, so that those stay untouched. One pair serves all threads and all
     models; it is there as long as anything is tracked.
@@ -79,7 +79,7 @@ def modules_tracked(undo: Undo, model: nn.Module) -> list[str]:
 
 
 def hooks_removed(undo: Undo) -> list[Any]:
-    """Give a list for the handles of hooks, which are removed in the end."""
+    """Return a list for the handles of hooks, which are removed in the end."""
     handles: list[Any] = []
     undo.add(lambda: [handle.remove() for handle in handles])
     return handles

@@ -51,7 +51,7 @@ class RandomState:
             step()
 
     def steps(self) -> Iterator[Callable[[], object]]:
-        """Give what puts each generator back, one after the other."""
+        """Yield what puts each generator back, one after the other."""
         yield partial(torch.set_rng_state, self.torch_cpu)
         if self.accelerators:  # an accelerator first used in between keeps its state: there is none to go back to
             yield partial(torch.cuda.set_rng_state_all, self.accelerators)

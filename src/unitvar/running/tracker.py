@@ -30,7 +30,7 @@ class View(NamedTuple):
     offset: int
 
     def of(self, tensor: Tensor) -> Tensor:
-        """Give the same part of a tensor that lies in memory as the parameter does."""
+        """Return the same part of a tensor that lies in memory as the parameter does."""
         return tensor.as_strided(self.size, self.stride, self.offset)
 
 
@@ -114,7 +114,7 @@ class ParameterTracker:
                 self._made[storage] = _Made(tensor, source, self.owner(source) or "")
 
     def chain(self, tensor: Tensor) -> list[Tensor]:
-        """Give a tensor, the one it was computed from, and so on, down to a view of a parameter.
+        """Return a tensor, the one it was computed from, and so on, down to a view of a parameter.
 
         Each has as many elements as the next. Nothing, if the tensor does not go back to a parameter in such steps.
         """
