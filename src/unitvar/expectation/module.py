@@ -25,7 +25,7 @@ __all__ = ["Expected", "expect", "expected"]
 class Expected(nn.Module):
     """A model whose forward pass returns the mean over dropout.
 
-    The model runs in evaluation mode but for its dropouts, whose mean and variance are carried through. Its parameters
+    The model runs in evaluation mode except for its dropouts, whose mean and variance are propagated. Its parameters
     are shared, and it keeps its own training flags: ``train()`` and ``eval()`` of this module do not reach it.
 
     The first call for each shape of input records the model, as ``torch.jit.trace`` would; later calls run what was
@@ -156,7 +156,7 @@ def expected(model: nn.Module, *, samples: int = 0, strict: bool = False) -> Exp
 def expect(model: nn.Module, *args: Any, samples: int = 0, strict: bool = False, **kwargs: Any) -> Expectation:
     r"""Return mean and variance of a model's output over its dropout, in one pass.
 
-    Every element of every activation is a mean and a variance. The model runs in evaluation mode but for its dropouts.
+    Every element of every activation is a mean and a variance. The model runs in evaluation mode except its dropouts.
     A dense layer after dropout is exact: :math:`Var\, z_i = \sum_j w_{ij}^2\, Var\, x_j`. Pre-activations are taken as
     Gaussian, and what nonlinearities make of them as independent (Wang & Manning 2013; Gast & Roth 2018).
 

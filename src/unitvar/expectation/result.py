@@ -30,7 +30,7 @@ class Expectation:
     Attributes:
         mean: the mean, in the structure that the model returns.
         var: the variance of each element, in the same structure; float32 for outputs in half precision.
-        methods: how each kind of op was followed: "exact" (for independent elements), "closed form" or "quadrature"
+        methods: how each kind of op was computed: "exact" (for independent elements), "closed form" or "quadrature"
             (for Gaussian ones), "closed form and quadrature" (mean and variance), "first order", "independent",
             "sampled", "at the mean".
         sampled: ops without a rule, which were sampled or taken at the mean, and the module of the first.

@@ -60,7 +60,7 @@ class Node:
 
     @property
     def name(self) -> str:
-        """Give the op's name without overload and without the underscore of in-place ops: ``aten.relu``."""
+        """Return the op's name without overload and without the underscore of in-place ops: ``aten.relu``."""
         return self.op.name
 
 

@@ -37,12 +37,12 @@ class Op:
 
     @property
     def overload(self) -> str:
-        """Give the overload's name: ``Tensor`` in ``aten.add.Tensor``."""
+        """Return the overload's name: ``Tensor`` in ``aten.add.Tensor``."""
         return overload_name(self.func)
 
     @property
     def functional(self) -> Any:
-        """Give the packet that computes the same without writing."""
+        """Return the packet that computes the same without writing."""
         space, _, base = self.name.partition(".")
         return getattr(getattr(torch.ops, space), base, self.func)
 

@@ -145,7 +145,7 @@ def _measured(tensor: Tensor, shape: tuple[int, ...]) -> Signal:
 
 
 def _mask(tensor: Tensor) -> tuple[Tensor, tuple[float, ...]] | None:
-    """Give what a mask to be added to scores leaves, and how much of each row; None if a tensor is no such mask."""
+    """Return what a mask to be added to scores leaves, and how much of each row; None if a tensor is no such mask."""
     tensor = tensor.detach().cpu()
     if not float(tensor.min()) < -30:
         return None

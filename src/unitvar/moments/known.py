@@ -171,7 +171,7 @@ def unmasked(numbers: Tensor) -> tuple[Tensor, tuple[float, ...]]:
 
 
 def _by_row(mask: Tensor) -> tuple[float, ...]:
-    """Give the share of each row that is True."""
+    """Return the share of each row that is True."""
     return tuple((mask != 0).double().reshape(-1, mask.shape[-1] if mask.dim() else 1).mean(-1).tolist())
 
 

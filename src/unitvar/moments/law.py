@@ -163,7 +163,7 @@ class Field:
 
     @property
     def full(self) -> Tensor:
-        """Give the values on the whole product."""
+        """Return the values on the whole product."""
         if self._full is None:
             last = 1 if self.large is None else len(self.large.weights)
             self._full = self.values.expand(*(len(a.nodes) for a in self.noises), last)

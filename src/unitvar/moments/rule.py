@@ -67,7 +67,7 @@ class Call:
 
     @property
     def name(self) -> str:
-        """Give the op's name."""
+        """Return the op's name."""
         return str(self.op.name)
 
 

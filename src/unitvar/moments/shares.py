@@ -27,7 +27,7 @@ class Shares(NamedTuple):
 
     @property
     def common(self) -> float:
-        """Give the share that is the same for all examples."""
+        """Return the share that is the same for all examples."""
         return 1 - self.signal - self.noise
 
 

@@ -62,7 +62,7 @@ class Path:
 
     @property
     def rank(self) -> tuple[int, int]:
-        """Give what makes a path worth telling: depth, then nearness to the last weight."""
+        """Return what makes a path worth telling: depth, then nearness to the last weight."""
         return (0 if self.depth is None else self.depth + 1 if self.depth >= 0 else -1), -len(self.words)
 
     def then(self, word: str) -> Path:
@@ -147,22 +147,22 @@ class Signal:
 
     @property
     def var(self) -> float:
-        """Give the variance."""
+        """Return the variance."""
         return max(0.0, self.second - self.mean**2)
 
     @property
     def std(self) -> float:
-        """Give the standard deviation."""
+        """Return the standard deviation."""
         return math.sqrt(self.var)
 
     @property
     def correlations(self) -> Correlation:
-        """Give the correlations; zeros where none are known."""
+        """Return the correlations; zeros where none are known."""
         return self.correlation or UNRELATED
 
     @property
     def participating(self) -> float:
-        """Give the features of a position that have a life of their own."""
+        """Return the features of a position that have a life of their own."""
         n = float(labels.features_in(self.inside))
         return min(self.rank, n) if self.rank else n
 
@@ -304,7 +304,7 @@ class Signal:
 
     @property
     def field(self) -> Field:
-        """Give the law as a field: a Gaussian of these moments unless it is known better."""
+        """Return the law as a field: a Gaussian of these moments unless it is known better."""
         if self.law is not None:
             return self.law
         if self.var <= 1e-24 * max(1.0, self.second) or not math.isfinite(self.second):
@@ -316,13 +316,13 @@ class Signal:
 
     @property
     def source(self) -> Origin | None:
-        """Give the origin of the Gaussian that this is a function of; None if that is itself, or there is none."""
+        """Return the origin of the Gaussian that this is a function of; None if that is itself, or there is none."""
         large = None if self.law is None else self.law.large
         return None if large is None or large.origin is self.origin else large.origin
 
     @property
     def chi(self) -> float:
-        """Give d log E x² / d log E z², z the first pre-activation since the last norm."""
+        """Return d log E x² / d log E z², z the first pre-activation since the last norm."""
         source = self.source
         if source is not None and self.law is not None:
             return self.law.growth() * source.chi

@@ -33,12 +33,12 @@ class Use:
 
     @property
     def fan_in(self) -> float:
-        """Give the connections into an output."""
+        """Return the connections into an output."""
         return self.connection.fan_in
 
     @property
     def fan_out(self) -> float:
-        """Give the connections out of an input."""
+        """Return the connections out of an input."""
         return self.connection.fan_out
 
 

@@ -56,7 +56,7 @@ def plan(
         residual: what each of n residual branches adds to its stream: ``"scaled"``, E b² = 1/n, by its last weight;
             ``"damped"``, E b² = n^(-3/2), by all of its weights; ``"auto"``, damped in post-norm streams and scaled in
             others; ``"unit"``, E b² = 1; ``"zero"``, nothing, so that the network starts as its skips. ``mode="paper"``
-            knows no branches.
+            ignores branches.
         gain: multiplies every weight but those that make an output; below 1, signals shrink with depth. ``"auto"``:
             0.03^(1/layers) in networks without norms and skips where the noise of dropout masks drowns the signal, 1 in
             all others; ``Plan.gain`` says which.
@@ -113,8 +113,8 @@ def initialize_(
     plan lists what it leaves alone.
 
     If planning or ``method="measured"`` fails, nothing has changed. Filling keeps no copy of the weights. An interrupt
-    (Ctrl-C) that comes meanwhile waits until all of them are filled; should memory run out, a note on the error says
-    which weights are filled.
+    (Ctrl-C) is raised after all of them are filled. If memory runs out, a note on the error says which weights are
+    filled.
 
     A model that FSDP2 or tensor parallelism has sharded is filled shard by shard, see :meth:`Plan.apply_`; every rank
     must call it, and the plan is that of the first rank's example.
@@ -122,10 +122,10 @@ def initialize_(
     Args:
         model: as in :func:`plan`, changed in place.
         example: as in :func:`plan`; real data for ``method="measured"``.
-        method: ``"analytic"``, or ``"measured"``: then one forward pass with dropout on rescales each weight when its
-            output appears, so that it has unit second moment on this batch, whatever the ops. With either, a bias that
-            ``only`` keeps comes on top. (Recurrences, whose ops show no pre-activation, and layers that the pass skips
-            at random keep their analytic scale.)
+        method: ``"analytic"``, or ``"measured"``: then one forward pass with dropout on rescales each weight as soon
+            as its output is computed, so that it has unit second moment on this batch, whatever the ops. With either,
+            a bias that ``only`` excludes is added on top. (Recurrences, whose ops show no pre-activation, and layers
+            that the pass skips at random keep their analytic scale.)
         mode: as in :func:`plan`.
         distribution: as in :func:`plan`.
         residual: as in :func:`plan`.

@@ -18,7 +18,7 @@ LARGE = 10.0  # E z² of an output
 
 
 def advice(layers: Sequence[LayerPlan], solved: Solved, embedded: Collection[str]) -> Iterator[str]:
-    """Give a sentence for each thing that a user should know before training."""
+    """Yield a sentence for each thing that a user should know before training."""
     if solved.unsettled:
         yield (
             f'mode="backward" found no scales that keep E g² at one: the scale of {solved.unsettled} does not '

@@ -34,12 +34,12 @@ class _End(NamedTuple):
 
     @property
     def n(self) -> int:
-        """Give the number of branches of the stream."""
+        """Return the number of branches of the stream."""
         return len(self.stream.branches)
 
 
 def _by_weight(ratios: Sequence[tuple[_End, float]]) -> dict[str, float]:
-    """Give one ratio a weight: the mean over the branches of a stream that it ends, the product over streams."""
+    """Return one ratio a weight: the mean over the branches of a stream that it ends, the product over streams."""
     found: dict[str, dict[int, list[float]]] = {}
     for end, ratio in ratios:
         for name in end.names:
@@ -68,7 +68,7 @@ class Branches:
 
     @property
     def weights(self) -> set[str]:
-        """Give the last weights whose scale changes."""
+        """Return the last weights whose scale changes."""
         if self.residual == "unit":
             return set()
         return {name for end in self.ends if end.n > 1 or self.residual == "zero" for name in end.names}
@@ -111,7 +111,7 @@ class Branches:
         return records, out
 
     def _inner(self) -> dict[str, float]:
-        """Give the weights of damped branches before the last, and what their squared scales are multiplied by."""
+        """Return the weights of damped branches before the last, and what their squared scales are multiplied by."""
         ends = [end for end in self.ends if id(end.stream) in self.damped and end.names]
         return {name: end.n**-0.5 for end in ends for name in end.branch.inner if name in self.planned}
 

@@ -53,8 +53,8 @@ class LayerPlan(Entry):
         path: the ops since the last weight, in words.
         scale: the norm of a row, all that lies before the weight and the loss at borders included.
         predicted: E z² of what leaves it.
-        biases: names of the biases that become zero with it.
-        note: what its scale could not do; empty, mostly.
+        biases: names of the biases that are set to zero with it.
+        note: what its scale cannot control; usually empty.
         branch: of the last weight of a residual branch, ``"branch 3 of 12 in 'blocks'"``; of others of a damped one,
             ``"inside branch 3 of 12 in 'blocks'"``.
         signal: the share of E z² that differs from example to example and not from mask to mask.
@@ -80,7 +80,7 @@ class LayerPlan(Entry):
 
     @property
     def row(self) -> dict[str, str | int | float | None]:
-        """Give a flat, JSON-ready dict."""
+        """Return a flat, JSON-ready dict."""
         return {
             "name": self.name,
             "op": self.op,
@@ -104,17 +104,17 @@ class Plan(Tabular):
     """The scale of every weight, in execution order, and why the others are left alone.
 
     Attributes:
-        layers: one record a weight.
+        layers: one record per weight.
         skipped: parameter name → reason, for every parameter with two dimensions or more that is not in ``layers``.
         unsupported: op → how often it was met; these were taken apart or sampled.
-        chi: by how much, a layer, a relative deviation of the second moment grows along the longest path without a
-            norm: the geometric mean. 0 if there is no such path.
+        chi: the factor per layer by which a relative deviation of the second moment grows along the longest path
+            without a norm (geometric mean). 0 if there is no such path.
         depth: the layers on that path.
-        mode: as asked for.
-        distribution: as asked for.
-        inputs: what the inputs were taken for, in words.
+        mode: as requested.
+        distribution: as requested.
+        inputs: what the plan assumes of the inputs, in words.
         gain: what every scale but those of the outputs was multiplied by.
-        advice: what a look at the numbers suggests, a sentence each; mostly none.
+        advice: sentences of advice before training; often none.
         shifts: batch norm → the variance that reaches it with dropout on, over that with dropout off; the largest of
             several uses. Li et al. (2019) call the inverse the shift ratio. Empty without dropout before a batch norm.
         parameters: name → shape, of all parameters that the model had.
@@ -156,7 +156,7 @@ class Plan(Tabular):
 
     @property
     def rows(self) -> list[dict[str, str | int | float | None]]:
-        """Give one flat, JSON-ready dict a weight."""
+        """Return one flat, JSON-ready dict per weight."""
         return [layer.row for layer in self.layers]
 
     def apply_(self, model: Model, generator: torch.Generator | None = None) -> Model:
@@ -172,7 +172,7 @@ class Plan(Tabular):
         whose random state was another one gets it back.
 
         Args:
-            model: has the parameters that the planned model had: the same names and shapes, none more, none less.
+            model: has exactly the parameters that the planned model had, by name and shape.
                 Otherwise nothing is written. The names that ``torch.compile`` and activation checkpointing put around
                 a module do not count.
             generator: draws the weights, leaving the global random state alone; default: the global one.

@@ -116,7 +116,7 @@ def _layout(use: Use) -> Layout:
 def _reasons(
     model: nn.Module, taken: set[str], solved: Solved, allowed: dict[str, str | None], embedded: set[str]
 ) -> dict[str, str]:
-    """Give the reason for every weight that is left alone."""
+    """Return the reason for every weight that is left alone."""
     out = solved.out
     first: dict[int, str] = {}
     reasons = {}

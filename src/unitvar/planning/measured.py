@@ -102,7 +102,7 @@ def _operands(op: Op, args: tuple[Any, ...]) -> Iterator[Tensor]:
 
 
 def _added(op: Op, args: tuple[Any, ...]) -> int | None:
-    """Give the position of what an op adds to its product, such as a bias; None if it adds nothing."""
+    """Return the position of what an op adds to its product, such as a bias; None if it adds nothing."""
     rule = RULES.get(op.name)
     position = len(args) if rule is None or rule.bias is None else rule.bias
     arg = args[position] if position < len(args) else None

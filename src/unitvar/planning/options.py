@@ -81,7 +81,7 @@ class Options:
 
     @property
     def overrides(self) -> dict[str, Rule]:
-        """Give the rules of this call, each with what else is known of its op."""
+        """Return the rules of this call, each with what else is known of its op."""
         made = {}
         for name, override in (self.rules or {}).items():
             known = RULES.get(name) or RULES.get(name.rpartition(".")[0])
@@ -91,7 +91,7 @@ class Options:
 
     @property
     def patterns(self) -> tuple[str, ...]:
-        """Give the patterns of ``only``."""
+        """Return the patterns of ``only``."""
         return () if self.only is None else (self.only,) if isinstance(self.only, str) else tuple(self.only)
 
     def selects(self, name: str) -> bool:

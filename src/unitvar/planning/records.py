@@ -24,7 +24,7 @@ class Record:
 
     @property
     def square(self) -> float:
-        """Give s² for a second moment of one."""
+        """Return s² for a second moment of one."""
         return self.share * len(self.second_out) / sum(self.second_out)
 
 

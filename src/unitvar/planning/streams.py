@@ -54,7 +54,7 @@ class Stream:
 
     @property
     def name(self) -> str:
-        """Give the innermost module that holds the last weights of all branches; "" if that is the model itself."""
+        """Return the innermost module that holds the last weights of all branches; "" if that is the model itself."""
         parts = [name.split(".")[:-1] for b in self.branches for name in b.weights or b.normed]
         common = []
         for names in zip(*parts, strict=False):

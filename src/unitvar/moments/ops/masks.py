@@ -20,7 +20,7 @@ def _level(arg: Any) -> float:
 
 
 def _true(mask: Any) -> tuple[float, ...]:
-    """Give the share of a mask that is True, in each of its rows where they are known."""
+    """Return the share of a mask that is True, in each of its rows where they are known."""
     return mask.seen if mask.seen != (1.0,) else (float(mask.mean),)
 
 

@@ -74,7 +74,7 @@ class Stack(NamedTuple):
 
     @property
     def rounded(self) -> Stack:
-        """Give one of the few that are worth a simulation of their own."""
+        """Return one of the few that are worth a simulation of their own."""
         return self._replace(steps=max(1, min(self.steps, LONGEST)), shared=round(self.shared, 2))
 
 

@@ -66,7 +66,7 @@ class Stacked:
 
     @property
     def layers(self) -> list[tuple[tuple[Any, ...], ...]]:
-        """Give the groups of each layer, one for each direction."""
+        """Return the groups of each layer, one for each direction."""
         return [self.groups[i : i + self.directions] for i in range(0, len(self.groups), self.directions)]
 
     def stack(self, flavour: str, x: Signal) -> Stack:
@@ -75,7 +75,7 @@ class Stacked:
 
 
 def _projection(group: Sequence[Any]) -> Any:
-    """Give the weight that projects the state of a layer, None if there is none."""
+    """Return the weight that projects the state of a layer, None if there is none."""
     return group[-1] if len(group) % 2 else None
 
 

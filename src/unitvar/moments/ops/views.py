@@ -41,7 +41,7 @@ _CUTS = ("chunk", "split", "split_with_sizes", "unsafe_chunk", "unsafe_split", "
 
 
 def _first(call: Call) -> Signal:
-    """Give the tensor that is moved; other arguments may be indices."""
+    """Return the tensor that is moved; other arguments may be indices."""
     return signals_in(call.args)[0]
 
 
@@ -62,7 +62,7 @@ def keeps_elements(name: str) -> bool:
 
 @builtin(*_SAME, call=True, carries=True, word="")
 def same(call: Call) -> tuple[Signal, ...]:
-    """Give the same elements in another shape."""
+    """Return the same elements in another shape."""
     x = _first(call)
     views = tuple(_unjoined(x, _moved(x, shape, *labels.viewed(x.inside, shape))) for shape in call.shapes)
     return tuple(replace(v, profile=v.profile or folded(x, v.shape)) for v in views) if x.profile else views
