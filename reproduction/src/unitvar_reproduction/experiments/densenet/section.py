@@ -27,7 +27,7 @@ def densenet(p: Payload) -> Section:
     gains = [row["against"]["as trained"] for row in p["rows"] if row["arm"] == "variance only"]
     full, done = list(map(_full, p["rows"])), p["done"]
     lost = done.get("diverged", 0)
-    best = ", ".join(f"{TITLES[name]} {error:g}" for name, error in STATE_OF_THE_ART.items())
+    best = ", ".join(f"{error:g} % on {TITLES[name]}" for name, error in STATE_OF_THE_ART.items())
     caption = f"The same with paired tests; the paper set out to beat {best}"
     tables = [_overview(p["rows"]), Grid(caption, _heads(), tuple(map(_cells, p["rows"])))]
     for what, key, caption in (

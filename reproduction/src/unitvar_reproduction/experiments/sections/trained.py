@@ -30,7 +30,8 @@ def mnist(p: Payload) -> Section:
     grids = [_matrix("raw pixels, as released", raw), _comparison("Raw pixels, as released", raw)]
     standardised = [row for row in p["rows"] if row["inputs"] != "raw"]
     if standardised:
-        found += [f"On standardised pixels: {_sentences(standardised)[0]}", *_corrected(standardised)]
+        first, *_ = _sentences(standardised)
+        found += [f"On standardised pixels: {first[0].lower()}{first[1:]}", *_corrected(standardised)]
         grids += [_matrix("standardised pixels", standardised), _comparison("Standardised pixels", standardised)]
     return Section(
         "Figure 2: MNIST",
@@ -169,9 +170,9 @@ def _sentences(rows: Sequence[Mapping[str, Any]]) -> list[str]:
         f"With dropout, the test error is lower with the paper's weights than with Xavier's or He's {errors}; {speed}."
     ]
     ranked = sorted(pairs, key=lambda pair: pair[1]["error"]["mean"] - pair[0]["error"]["mean"])
-    found.append(f"Largest gain of the paper's weights: {_told(*ranked[-1])}.")
+    found.append(f"Largest gain of the paper's weights: {_gain_of(*ranked[-1])}.")
     if ranked[0][0]["error"]["mean"] >= ranked[0][1]["error"]["mean"]:
-        found.append(f"Largest loss of the paper's weights: {_told(*ranked[0])}.")
+        found.append(f"Largest loss of the paper's weights: {_gain_of(*ranked[0])}.")
     return found
 
 
@@ -179,6 +180,8 @@ def _counted(worse: str, differences: Sequence[Estimate | None]) -> str:
     """Write in how many comparisons there is a gain beyond its interval, and what the others are."""
     gained, lost, _ = count(map(lower, differences))
     single = sum(d is None or d.half_width is None for d in differences)
+    if single == len(differences):
+        return f"in 0 of {single} comparisons, since one seed gives no interval"
     rest = len(differences) - gained - lost - single
     others = ((worse, lost), ("not significant", rest), ("one seed only", single))
     aside = ", ".join(f"{word} in {number}" for word, number in others if number)
@@ -197,19 +200,18 @@ def _corrected(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def _first_layer(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Say what halving the first layer's factor does."""
+    """Say what halving the first layer's factor does to the error, seed by seed."""
     both = [{row["init"]: row for row in own} for own in _panels(rows)]
-    errors = [
-        f"{percent(by['paper']['error'])} and {percent(by['paper-half']['error'])} % at keep rate "
-        f"{by['paper']['keep']:g}"
-        for by in both
-        if {"paper", "paper-half"} <= by.keys()
+    pairs = [(by["paper-half"], by["paper"]) for by in both if {"paper", "paper-half"} <= by.keys()]
+    changes = [
+        f"{points(difference)} points at keep rate {paper['keep']:g} ({in_words(difference)})"
+        for difference, paper in ((_error(half, paper), paper) for half, paper in pairs)
     ]
-    if errors:
-        yield f"With a first-layer factor of 1 and of 0.5 (“miniscule” difference) the error is {', '.join(errors)}."
+    if changes:
+        yield f"Halving the factor of the first layer (“miniscule”) changes the error by {', '.join(changes)}."
 
 
-def _told(paper: Mapping[str, Any], other: Mapping[str, Any]) -> str:
+def _gain_of(paper: Mapping[str, Any], other: Mapping[str, Any]) -> str:
     head = f"{paper['activation']} at keep rate {paper['keep']:g}"
     difference = _error(paper, other)
     change = "" if difference is None or difference.half_width is None else f"{points(difference)} points, "

@@ -61,7 +61,8 @@ def forward(p: Payload) -> Section:
         unstable = max(p["others"], key=lambda row: row["chi"])
         found.append(
             "E z² = 1 is stable only for activations with chi ≤ 1, where chi is the factor by which a layer multiplies "
-            f"a small deviation. With {unstable['activation']} (chi {unstable['chi']:.2f}) E z² is "
+            f"a small deviation. With {unstable['activation']} (chi {unstable['chi']:.2f}) at keep rate "
+            f"{unstable['keep']:g} the mean of E z² over networks is "
             f"{mean([run[-1] for run in unstable['second']]):.3g} at layer 20; GELU's chi is above 1, too."
         )
     others = []

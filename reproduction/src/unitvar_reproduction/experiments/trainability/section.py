@@ -52,7 +52,7 @@ def trainability(p: Payload) -> Section:
         "Nesterov 0.01), and the first layer does not stall for dozens of epochs because its gradient vanishes.",
         (
             "We test each claim on each data set with each optimiser: "
-            f"{verdicts.count('held')} of {len(verdicts)} tests hold, {verdicts.count('contrary')} show the "
+            f"{verdicts.count('held')} of {len(verdicts)} tests support it, {verdicts.count('contrary')} show the "
             f"opposite and {verdicts.count('open')} are open.",
             *_against_paper(p["rows"]),
         ),

@@ -33,7 +33,7 @@ def vgg(p: Payload) -> Section:
     if ("nesterov", "he") in by and ("nesterov", "paper") in by:
         found.append(
             f"At Nesterov {UNTRAINABLE:g}, the paper's example: {_at(by['nesterov', 'paper'])} with the paper's "
-            f"weights, {_at(by['nesterov', 'he'])} with He's (validation error; chance is 90 %)."
+            f"weights, {_at(by['nesterov', 'he'])} with He's (validation error of the first seed; chance is 90 %)."
         )
     if pairs:
         found.append(
@@ -116,8 +116,8 @@ def vgg(p: Payload) -> Section:
             ),
             Picture(
                 f"{name}_start.png",
-                "Left, dropout on: unitvar's weights keep E z² at one, the grey line. Right, dropout off: the same "
-                "weights let the signal fade, because they are scaled for dropout.",
+                "Compare each line with the grey one, E z² = 1. Left, dropout on; right, dropout off: weights that are "
+                "scaled for dropout let the signal fade when dropout is off.",
                 "E z² by layer before training, with dropout on and off, for each initialisation.",
             ),
         ),
