@@ -43,9 +43,10 @@ def test_the_table_is_golden() -> None:
         "features.1         2      1.25         1     1.6         -\n"
         "norm #2            1         1         -       -         -\n"
         "signal variance grows 56-fold from features.0.weight to\n"
-        "  a.very.long.path.to.a.weight.that.does.not.fit: steady; squared gradient norm\n"
-        "  grows 1.2e+06-fold from a.very.long.path.to.a.weight.that.does.not.fit to\n"
-        "  features.0.weight: exploding; the output of\n"
+        "  a.very.long.path.to.a.weight.that.does.not.fit (median trend): steady; squared\n"
+        "  gradient norm grows 1.2e+06-fold from\n"
+        "  a.very.long.path.to.a.weight.that.does.not.fit to features.0.weight (median\n"
+        "  trend): exploding; the output of\n"
         "  a.very.long.path.to.a.weight.that.does.not.fit has E z² = 2.35e+04: too large\n"
         "train/eval gap of batch norms: up to 1.6, at features.1"
     )
@@ -106,7 +107,7 @@ def test_words_stand_there_only_when_it_is_so(total: float, count: int) -> None:
 
 
 def test_two_layers_have_no_depth() -> None:
-    assert verdict("it", ["a", "b"], [1.0, 1e-9]) == "it falls to 1e-09 of its value from a to b: steady"
+    assert verdict("it", ["a", "b"], [1.0, 1e-9]) == "it falls to 1e-09 of its value from a to b (median trend): steady"
 
 
 def test_one_jump_is_no_trend() -> None:
@@ -141,8 +142,12 @@ def test_what_is_not_finite_explodes_and_what_is_nothing_vanishes() -> None:
     assert verdict("it", ["a", "b"], [1.0, float("inf")]) == "it is inf at b: exploding"
     assert verdict("it", ["a", "b"], [float("nan"), 1.0]) == "it is nan at a: exploding"
     assert verdict("it", list("abc"), [1.0, 0.0, 0.0]) == "it is 0 at 2 of 3 layers: vanishing"
-    assert verdict("it", ["a", "b"], [1.0, 1.0]) == "it holds from a to b: steady"
+    assert verdict("it", ["a", "b"], [1.0, 1.0]) == "it holds from a to b (median trend): steady"
     # Zeros that something bypasses, as it does residual branches that start at zero, are none of its trend.
-    assert verdict("it", list("abcdef"), [1.0, 0.0, 0.0, 0.0, 0.0, 1.0]) == "it holds from a to f: steady"
-    assert verdict("it", list("abcdef"), [1.0, 0.0, 0.0, 1e-3, 0.0, 1e-6]).endswith("from a to f: vanishing")
+    assert (
+        verdict("it", list("abcdef"), [1.0, 0.0, 0.0, 0.0, 0.0, 1.0]) == "it holds from a to f (median trend): steady"
+    )
+    assert verdict("it", list("abcdef"), [1.0, 0.0, 0.0, 1e-3, 0.0, 1e-6]).endswith(
+        "from a to f (median trend): vanishing"
+    )
     assert verdict("it", ["a", "b"], [1.0, None]) == ""

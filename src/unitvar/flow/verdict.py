@@ -69,7 +69,7 @@ def verdict(what: str, labels: Sequence[str], values: Sequence[float | None]) ->
     word = word if share >= AGREEING and len(positive) >= FEWEST else "steady"
     change = f"grows {factor:.2g}-fold" if factor >= 1 else f"falls to {factor:.2g} of its value"
     change = "holds" if 0.95 < factor < 1.05 else change
-    return f"{what} {change} from {positive[0][0]} to {positive[-1][0]}: {word}"
+    return f"{what} {change} from {positive[0][0]} to {positive[-1][0]} (median trend): {word}"
 
 
 def level(label: str, measured: float | None, predicted: float | None) -> str:
