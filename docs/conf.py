@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from docutils import nodes
 from pygments.lexers.special import TextLexer
 
 import unitvar
@@ -45,7 +47,17 @@ html_copy_source = False
 html_show_sphinx = False
 
 
+def unbroken(app: Sphinx, doctree: nodes.document, docname: str) -> None:
+    """Keep a number, its interval, its unit and its star on one line of a table."""
+    for entry in doctree.findall(nodes.entry):
+        for text in list(entry.findall(nodes.Text)):
+            joined = re.sub(r" (?=[±%→*])|(?<=[±→]) ", "\N{NO-BREAK SPACE}", text)
+            if joined != text:
+                text.parent.replace(text, nodes.Text(joined))
+
+
 def setup(app: Sphinx) -> dict[str, Any]:
     """Register what the pages need beyond the extensions."""
+    app.connect("doctree-resolved", unbroken)
     app.add_lexer("output", TextLexer)  # blocks that the tests compare with what the code before them prints
     return {"parallel_read_safe": True}
