@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from unitvar.moments import axes as labels
@@ -54,7 +53,7 @@ def broadcast(x: Signal, shape: tuple[int, ...], axes: str) -> Signal:
             gone = sum(own[d] == 1 for d in dims) / len(dims)
             near = x.correlations.neighbours if all(was[d] == "p" for d in kept) else old
             known["neighbours"] = gone + (1 - gone) * near
-    return replace(x, shape=shape, axes=axes, correlation=x.correlations._replace(**known), parts=(), sum_of=())
+    return x.but(shape=shape, axes=axes, correlation=x.correlations._replace(**known), parts=(), sum_of=())
 
 
 def known_of(x: Signal, label: str) -> float:
@@ -73,7 +72,7 @@ def added(a: Signal, b: Signal, shape: tuple[int, ...], *, axes: str = "") -> Si
 
 def stacked(parts: Sequence[Signal], shape: tuple[int, ...], axes: str) -> Signal:
     """Add tensors that were stacked along a dimension."""
-    first, *rest = [replace(p, shape=shape, axes=axes, law=None, parts=()) for p in parts]
+    first, *rest = [p.but(shape=shape, axes=axes, law=None, parts=()) for p in parts]
     for part in rest:
         first = added(first, part, shape)
     return first

@@ -70,7 +70,7 @@ def propagate(
         for value, signal in zip(graph.inputs, inputs, strict=True):
             if not _is_mask(value):  # which is read as it is, like one that is no input
                 axes = signal.axes if len(signal.axes) == len(value.shape) else ""
-                walk.out.signals[id(value)] = homed(replace(signal, shape=value.shape, axes=axes), value, 1.0)
+                walk.out.signals[id(value)] = homed(signal.but(shape=value.shape, axes=axes), value, 1.0)
         for name, second in (tables or {}).items():
             table = graph.parameters[name]
             walk.out.signals[id(table)] = homed(Signal(0.0, second, table.shape, correlation=CONSTANT), table, 1.0)
@@ -173,10 +173,10 @@ class _Walk:
             same = len(result.axes) == len(output.shape)
             axes = result.axes if same else main.axes if len(main.axes) == len(output.shape) else ""
             correlation = main.correlations if result.correlation is None else result.correlation
-            signal = replace(result, shape=output.shape, axes=axes, correlation=correlation, path=path)
+            signal = result.but(shape=output.shape, axes=axes, correlation=correlation, path=path)
             if signal.origin is None:
                 chi = 1.0 if rule.resets or signal.law is not None else main.chi
-                signal = replace(signal, origin=Origin(output, chi, joint=signal.joint), joint=None)
+                signal = signal.but(origin=Origin(output, chi, joint=signal.joint), joint=None)
             self.out.signals[id(output)] = signal
             made.append(signal)
         return tuple(made)
@@ -282,8 +282,8 @@ class _Walk:
             if output is None:
                 continue
             axes = signal.axes if len(signal.axes) == len(output.shape) else ""
-            made = replace(signal, shape=output.shape, path=path, origin=Origin(output, chi), law=None, axes=axes)
-            self.out.signals[id(output)] = made if made.correlation is not None else replace(made, correlation=CONSTANT)
+            made = signal.but(shape=output.shape, path=path, origin=Origin(output, chi), law=None, axes=axes)
+            self.out.signals[id(output)] = made if made.correlation is not None else made.but(correlation=CONSTANT)
             if chosen:
                 self.out.weighed[id(output)] = chosen[0]
 

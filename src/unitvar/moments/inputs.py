@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -91,7 +90,7 @@ def _without_numbers(floats: Sequence[Value]) -> str:
 
 def other_axes(signals: Sequence[Signal]) -> list[list[Signal]]:
     """List other ways to name the dimensions of inputs: with time first, as recurrences may have it, features last."""
-    return [[replace(s, axes=names.get(s.axes, s.axes)) for s in signals] for names in _OTHERS]
+    return [[s.but(axes=names.get(s.axes, s.axes)) for s in signals] for names in _OTHERS]
 
 
 def _described(value: Value, pair: Any, measure: bool) -> Signal:

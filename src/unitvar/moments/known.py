@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -95,16 +94,16 @@ class Numbers:
             return Signal(0.0, 0.0, shape, path=_APART)
         numbers = tensor.detach()
         if numbers.is_complex():
-            return replace(measured(numbers, shape), correlation=_repeated(shape), path=_APART)
+            return measured(numbers, shape).but(correlation=_repeated(shape), path=_APART)
         if numbers.dtype == torch.bool:
             share = float(numbers.double().mean())
-            made = replace(_described(numbers.double(), value), seen=_by_row(numbers), path=_APART)
-            return replace(made, mean=share, second=share)
+            made = _described(numbers.double(), value).but(seen=_by_row(numbers), path=_APART)
+            return made.but(mean=share, second=share)
         if numbers.numel() <= _FEW or not numbers.is_floating_point():
             numbers = numbers.double()
         masks = value.kind != "parameter" and tensor.is_floating_point()
         numbers, seen = unmasked(numbers) if masks else (numbers, (1.0,))
-        return replace(_described(numbers, value), seen=seen, path=_APART)
+        return _described(numbers, value).but(seen=seen, path=_APART)
 
     def actual(self, value: Value, columns: tuple[int, ...] = ()) -> Signal:
         """Return the moments of a weight as it is; on the meta device, of a standard normal one and a bias of zeros.
@@ -120,7 +119,7 @@ class Numbers:
             else:
                 made = measured(tensor.detach(), value.shape)
             correlation = CONSTANT._replace(positions=1.0, neighbours=1.0)
-            made = replace(made, axes="f" * len(value.shape), correlation=correlation)
+            made = made.but(axes="f" * len(value.shape), correlation=correlation)
             if tensor is not None and tensor.numel() and columns and not tensor.is_complex():
                 made = made.related({"features": _in_rows(tensor.detach().double(), columns, made.second)})
             self._actual[id(value)] = made
@@ -180,7 +179,7 @@ def _described(numbers: Tensor, value: Value) -> Signal:
     mean, second = float(numbers.mean()), float(numbers.square().mean())
     made = Signal(mean, max(second, mean**2), shape, correlation=_repeated(shape))
     if second - mean**2 <= 1e-12 * second:
-        return replace(made, second=mean**2)
+        return made.but(second=mean**2)
     # Embeddings of positions or types: what is the same for all examples has no dimension that counts them.
     table = numbers.dim() == 2 or (numbers.dim() > 2 and value.kind != "buffer")
     if table and numbers.shape == shape and numbers.is_floating_point():
@@ -190,17 +189,17 @@ def _described(numbers: Tensor, value: Value) -> Signal:
         made = _by_position(made, pair)
         # A Gaussian of this mean and variance would have the other sign, too: the law of rates and decays matters.
         one_sign = bool((numbers > 0).all()) or bool((numbers < 0).all())
-        return replace(made, law=mapped(numbers, made.correlations)) if one_sign else made
+        return made.but(law=mapped(numbers, made.correlations)) if one_sign else made
     if numbers.numel() > _FEW:
         return made
     axis = empirical(numbers, met_together(shape, fixed=True))
-    return replace(made, law=Field(axis.nodes.unsqueeze(-1), (axis,), None))
+    return made.but(law=Field(axis.nodes.unsqueeze(-1), (axis,), None))
 
 
 def _by_position(table: Signal, pair: float) -> Signal:
     """Treat the rows of a table as positions; two of them have this E x_1 x_2."""
     axes = "pf" if len(table.shape) == 2 else table.axes
-    return replace(table, axes=axes).related({"positions": pair, "neighbours": pair}, path=table.path)
+    return table.but(axes=axes).related({"positions": pair, "neighbours": pair}, path=table.path)
 
 
 def measured(numbers: Tensor, shape: tuple[int, ...]) -> Signal:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from unitvar.graph import Node, Value
@@ -85,4 +85,4 @@ class Propagation:
 
 def homed(signal: Signal, value: Value, chi: float) -> Signal:
     """Give a signal a home, if it has none yet: the value whose elements it describes."""
-    return signal if signal.origin is not None else replace(signal, origin=Origin(value, chi))
+    return signal if signal.origin is not None else signal.but(origin=Origin(value, chi))

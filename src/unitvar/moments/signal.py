@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from unitvar.moments import axes as labels
@@ -38,6 +38,12 @@ class Origin:
 
 
 MOST_WORDS = 200  # that a path keeps
+_SHAPED = frozenset({"shape", "axes", "inside"})  # fields that must fit each other
+# What is said of the very elements of a tensor, and of no other ones.
+_FRESH: dict[str, Any] = {
+    "law": None, "origin": None, "turn": (), "parts": (), "winners": 0.0, "sum_of": (), "joint": None,
+    "statistic": 0.0, "average_of": None,
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,14 +73,14 @@ class Path:
 
     def then(self, word: str) -> Path:
         """Return the path with one more op."""
-        return replace(self, words=(*self.words, word)) if word else self
+        return Path((*self.words, word), self.depth, self.keep, self.last) if word else self
 
 
 @dataclass(frozen=True)
 class Signal:
     """Hold the moments of an element of a tensor, over units, examples and draws of the weights.
 
-    An op makes the next record by :func:`dataclasses.replace`, and what it does not change travels on.
+    An op makes the next record by :meth:`but`, and what it does not change travels on.
 
     Attributes:
         mean: E x.
@@ -196,18 +202,18 @@ class Signal:
             return level
         return min(pair, other) if pair > level else max(pair, other)
 
+    def but(self, **changes: Any) -> Signal:
+        """Copy with changes, as :func:`dataclasses.replace` does, but without setting two dozen fields one by one."""
+        assert changes.keys() <= vars(self).keys(), f"{changes.keys() - vars(self).keys()} are no fields of a signal"
+        made = object.__new__(Signal)
+        vars(made).update(vars(self), **changes)
+        if not changes.keys().isdisjoint(_SHAPED):
+            made.__post_init__()
+        return made
+
     def like(self, **changes: Any) -> Signal:
         """Copy with changes; the law is no longer that of the elements."""
-        fresh: dict[str, Any] = {
-            "law": None,
-            "origin": None,
-            "turn": (),
-            "parts": (),
-            "winners": 0.0,
-            "sum_of": (),
-            "joint": None,
-        }
-        return replace(self, **{**fresh, "statistic": 0.0, "average_of": None, **changes})
+        return self.but(**{**_FRESH, **changes})
 
     def related(self, pairs: Mapping[str, float], **changes: Any) -> Signal:
         """Copy with changes, and with these moments E x_1 x_2 for pairs of elements."""

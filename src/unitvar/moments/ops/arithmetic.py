@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import Any
 
 from unitvar.moments.combine import added, centred, multiplied
@@ -142,7 +141,7 @@ def _inverse(x: Signal) -> Signal | None:
         return None
     law = Field(values, field.noises, field.large)
     mean, second = law.moments()
-    return replace(x, mean=mean, second=second, law=law, correlation=law.correlation(mean, second))
+    return x.but(mean=mean, second=second, law=law, correlation=law.correlation(mean, second))
 
 
 def arithmetic_gradient(g: Any, call: Call) -> tuple[Signal | None, ...] | None:
@@ -170,4 +169,4 @@ def arithmetic_gradient(g: Any, call: Call) -> tuple[Signal | None, ...] | None:
 
 def _weighed(g: Signal, factor: Signal, x: Signal) -> Signal:
     """Multiply a gradient by the other factor, and add up what copies of an operand get."""
-    return gathered(multiplied(g, replace(factor, path=Path()), g.shape), x)
+    return gathered(multiplied(g, factor.but(path=Path()), g.shape), x)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -129,8 +128,8 @@ def _parts(
     tokens, width = key.shape[-2], query.shape[-1]
     scale = 1 / math.sqrt(width) if scale is None else scale
     # Whatever they are called: what attention mixes are positions.
-    query, key = (replace(t, axes=t.axes[:-2] + "pf", law=None) for t in (query, key))
-    turned = replace(key, shape=(*key.shape[:-2], width, tokens), axes=key.axes[:-2] + "fp")
+    query, key = (t.but(axes=t.axes[:-2] + "pf", law=None) for t in (query, key))
+    turned = key.but(shape=(*key.shape[:-2], width, tokens), axes=key.axes[:-2] + "fp")
     scores = matmul(query, turned).scaled(scale)
     if causal:
         rows = query.shape[-2]
@@ -147,9 +146,9 @@ def _attention_gradient(
     scale: float | None = None, *_: Any,
 ) -> tuple[Signal, ...]:  # fmt: skip
     turned, scores, weights, scale = _parts(query, key, mask, dropout, causal, scale)
-    query = replace(query, axes=query.axes[:-2] + "pf", law=None)
-    value = replace(value, axes=value.axes[:-2] + "pf", law=None)
-    g = replace(g, axes=g.axes[:-2] + "pf")
+    query = query.but(axes=query.axes[:-2] + "pf", law=None)
+    value = value.but(axes=value.axes[:-2] + "pf", law=None)
+    g = g.but(axes=g.axes[:-2] + "pf")
     to_weights, to_value = matmul_gradient(g, dropped(weights, 1 - dropout), value)
     (to_scores,) = _softmax_gradient(dropped_gradient(to_weights, 1 - dropout), scores, -1)
     to_query, to_key = matmul_gradient(to_scores.scaled(scale), query, turned)
@@ -164,6 +163,6 @@ def attention(
     scale: float | None = None, *_: Any,
 ) -> Signal:  # fmt: skip
     weights = _parts(query, key, mask, dropout, causal, scale)[2]
-    value = replace(value, axes=value.axes[:-2] + "pf", law=None)
+    value = value.but(axes=value.axes[:-2] + "pf", law=None)
     out = matmul(dropped(weights, 1 - dropout), value)
     return out.like(path=value.path, shape=(*query.shape[:-1], value.shape[-1]))

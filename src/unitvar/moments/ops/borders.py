@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -88,7 +87,7 @@ def _edges(x: Signal, shape: tuple[int, ...], amounts: Sequence[int]) -> tuple[A
 def im2col(call: Call) -> Signal:
     """Lay the windows of a convolution out: those at borders hold zeros."""
     x, kernel, dilation, padding, stride = call.args[:5]
-    taps, even = (taps_of(image, kernel, stride, padding, dilation) for image in (x, replace(x, profile=None)))
+    taps, even = (taps_of(image, kernel, stride, padding, dilation) for image in (x, x.but(profile=None)))
     share = even.seen / math.prod(kernel)
     made = _share(x, share, x.shape)
     both = {k: x.pair(k) * taps.common / math.prod(kernel) for k in ("positions", "neighbours")}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import Any
 
 from unitvar.moments.correlation import Correlation
@@ -42,7 +41,7 @@ def embedding_bag(call: Call) -> tuple[Signal, ...]:
     last = bool(call.args[7]) if len(call.args) > 7 else False  # the last offset only says where the last bag ends
     bags = max(1, offsets.shape[0] - last if isinstance(offsets, Signal) else indices.shape[0])
     counts = _counts(call, bags, math.prod(indices.shape))
-    rows = replace(weight, correlation=_ROWS, law=None)
+    rows = weight.but(correlation=_ROWS, law=None)
     if scales is not None:
         rows = rows.like(mean=rows.mean * scales.mean, second=rows.second * scales.second)
     shape = (bags, weight.shape[-1])

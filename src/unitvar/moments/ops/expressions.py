@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
@@ -71,8 +70,8 @@ def remembered(made: Signal, joint: Joint | None, *, plain: bool) -> Signal:
         pairs = [getattr(correlation, k) * (second - mean**2) + mean**2 - made.pair(k) for k in KINDS]
         off = max(abs(second - made.second), abs(mean**2 - made.mean**2), *map(abs, pairs))
         if off > _AGREE * second:  # closed forms are exact where they hold
-            made = replace(made, mean=mean, second=second, correlation=correlation)
-    return replace(made, joint=joint)
+            made = made.but(mean=mean, second=second, correlation=correlation)
+    return made.but(joint=joint)
 
 
 def drawn(call: Call, operands: list[Signal], joint: Joint | None) -> Signal | None:

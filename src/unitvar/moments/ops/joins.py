@@ -102,7 +102,7 @@ def _merge(call: Call) -> Signal:
     x, written, shares, boxes = call.args
     if shares[-1] == 1.0:
         last: Signal = written[-1]
-        return replace(last, shape=x.shape, axes=x.axes)
+        return last.but(shape=x.shape, axes=x.axes)
     made = _mixture([x, *written], [1 - sum(shares), *shares], x.shape, ("positions", "features"))
     words = x.path.words or written[-1].path.words
     profile = _written(x, written[0], boxes[0], made) if len(written) == 1 else None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from unitvar.moments.ops.pointwise import replayed
@@ -25,7 +24,7 @@ def _true(mask: Any) -> tuple[float, ...]:
 
 
 def _taken(scores: Signal, left: tuple[float, ...]) -> Signal:
-    return replace(scores, seen=least_seen(scores.seen, left))
+    return scores.but(seen=least_seen(scores.seen, left))
 
 
 def _gradient(g: Any, call: Call) -> tuple[Signal | None, ...]:

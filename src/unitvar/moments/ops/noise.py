@@ -45,7 +45,7 @@ def dropped(x: Signal, keep: float, shared: frozenset[str] = _ELEMENTS) -> Signa
     law = Field(values, (*field.noises, axis), field.large)
     mean, second = x.mean, x.second / keep
     correlation = x.related(_masked_pairs(x, keep, shared), mean=mean, second=second).correlation
-    return replace(x, mean=mean, second=second, law=law, correlation=correlation, path=path, origin=None)
+    return x.but(mean=mean, second=second, law=law, correlation=correlation, path=path, origin=None)
 
 
 def _masked_pairs(x: Signal, keep: float, shared: frozenset[str]) -> dict[str, float]:
@@ -135,7 +135,7 @@ def _noise(call: Call, axis: Axis) -> Signal:
     field = Field(axis.nodes.unsqueeze(-1), (axis,), None)
     mean, second = field.moments()
     made = Signal(mean, second, call.shapes[0], law=field, path=Path(depth=-1))
-    return replace(made, correlation=field.correlation(mean, second))
+    return made.but(correlation=field.correlation(mean, second))
 
 
 def _keep(call: Call) -> float:

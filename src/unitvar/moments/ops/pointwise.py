@@ -79,7 +79,7 @@ def _told_apart(call: Call) -> Call:
         large = x.field.large
         first = None if large is None else met.setdefault(id(large.key), x)
         if first is not None and (first.shape, first.turn) != (x.shape, x.turn) and _many(first) and _many(x):
-            args[i] = replace(picked(x, x.shape, x.axes), origin=Origin(x.origin.home, x.origin.chi))
+            args[i] = picked(x, x.shape, x.axes).but(origin=Origin(x.origin.home, x.origin.chi))
     for i, x in enumerate(args):
         if isinstance(x, Signal) and x.law is None and len(x.sum_of) == 1:
             args[i] = _unnormalised(x, [a for j, a in enumerate(args) if j != i and isinstance(a, Signal)])
@@ -95,7 +95,7 @@ def _unnormalised(x: Signal, others: list[Signal]) -> Signal:
     if field.large is None or id(field.large.key) not in keys:
         return x
     law = Field(factor * field.values + (x.mean - factor * term.mean), field.noises, field.large)
-    return replace(x, law=law, origin=None, turn=term.turn)
+    return x.but(law=law, origin=None, turn=term.turn)
 
 
 def _many(x: Signal) -> bool:
@@ -194,11 +194,11 @@ def _finished(call: Call, operands: list[Signal], law: Field, shape: tuple[int, 
         seen=least_seen(*(x.seen for x in operands)), width=max(x.width for x in operands),
         terms=max(x.terms for x in operands),
     )  # fmt: skip
-    made = replace(made, correlation=correlation, statistic=_statistic(operands, law))
+    made = made.but(correlation=correlation, statistic=_statistic(operands, law))
     if first.rank:  # what is not linear in it decorrelates features
         n = float(features_in(made.inside))
         share = law.linear_share(made.var) ** 2
-        made = replace(made, rank=1 / (1 / n + share * max(0.0, 1 / first.participating - 1 / n)))
+        made = made.but(rank=1 / (1 / n + share * max(0.0, 1 / first.participating - 1 / n)))
     return _spread(made, operands, shape, axes) if law.large is None else made
 
 
@@ -224,8 +224,7 @@ def _spread(made: Signal, operands: list[Signal], shape: tuple[int, ...], axes: 
     correlation = [broadcast(x, shape, axes).correlations for x in operands if x.law is None or x.law.large is not None]
     if not correlation:
         return made
-    return replace(
-        made,
+    return made.but(
         correlation=type(correlation[0])(*(sum(column) / len(column) for column in zip(*correlation, strict=True))),
     )
 

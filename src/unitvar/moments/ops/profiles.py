@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -38,7 +37,7 @@ def window(part: Signal, x: Signal, dim: int, start: int) -> Signal:
     assert x.profile is not None
     side = x.profile[dim - 2]
     if side is None or len(side) != x.shape[dim]:
-        return replace(part, profile=x.profile)
+        return part.but(profile=x.profile)
     seen = np.asarray(side)[start : start + part.shape[dim]]
     ratio = float(seen.mean()) if len(seen) else 0.0
     # Where there are zeros, there are fewer numbers; elsewhere they are smaller.

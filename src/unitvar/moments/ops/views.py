@@ -48,8 +48,8 @@ def _first(call: Call) -> Signal:
 def _moved(x: Signal, shape: tuple[int, ...], axes: str, inside: labels.Inside) -> Signal:
     same = shape == x.shape
     last = len(shape) > 0 and len(x.shape) > 0 and shape[-1] == x.shape[-1] and axes[-1] == x.axes[-1]
-    return replace(
-        x, shape=shape, axes=axes, inside=inside, profile=x.profile if same else None, parts=x.parts if same else (),
+    return x.but(
+        shape=shape, axes=axes, inside=inside, profile=x.profile if same else None, parts=x.parts if same else (),
         sum_of=x.sum_of if same else (),
         total=x.total if last else None,
     )  # fmt: skip
@@ -65,7 +65,7 @@ def same(call: Call) -> tuple[Signal, ...]:
     """Return the same elements in another shape."""
     x = _first(call)
     views = tuple(_unjoined(x, _moved(x, shape, *labels.viewed(x.inside, shape))) for shape in call.shapes)
-    return tuple(replace(v, profile=v.profile or folded(x, v.shape)) for v in views) if x.profile else views
+    return tuple(v.but(profile=v.profile or folded(x, v.shape)) for v in views) if x.profile else views
 
 
 def _unjoined(x: Signal, view: Signal) -> Signal:
@@ -74,7 +74,7 @@ def _unjoined(x: Signal, view: Signal) -> Signal:
     wide = {p.shape[at] for p in x.parts if len(p.shape) == len(x.shape)}
     if n < 2 or len(wide) != 1 or view.shape != (*x.shape[:at], n, *wide, *x.shape[at + 1 :]):
         return view
-    return replace(view, parts=x.parts, joined=at)
+    return view.but(parts=x.parts, joined=at)
 
 
 def _order(name: str, args: Sequence[Any], n: int) -> list[int]:
@@ -105,7 +105,7 @@ def turned(call: Call) -> Signal:
     before = x.turn if len(x.turn) == len(order) else tuple(range(len(order)))
     turn = tuple(before[d] for d in order)
     kept = x.total if order and order[-1] == len(order) - 1 else None
-    return replace(made, total=kept, turn=() if turn == tuple(range(len(turn))) else turn)
+    return made.but(total=kept, turn=() if turn == tuple(range(len(turn))) else turn)
 
 
 @builtin(*_REPEATED, call=True, carries=True, word="")
@@ -123,8 +123,8 @@ def copies(x: Signal, shape: tuple[int, ...]) -> Signal:
     axes = ("b" + "c" * front if "b" not in x.axes else "c" * front)[:front] + x.axes
     made = broadcast(x, shape, axes)
     if made.law is None or made.law.large is None or made.correlation == x.correlation:
-        return replace(
-            made, total=x.total if x.shape[-1:] == shape[-1:] else None, origin=None if shape != x.shape else x.origin
+        return made.but(
+            total=x.total if x.shape[-1:] == shape[-1:] else None, origin=None if shape != x.shape else x.origin
         )
     large = made.law.large
     twin = Axis(
@@ -138,7 +138,7 @@ def copies(x: Signal, shape: tuple[int, ...]) -> Signal:
         large.std,
         large.key,
     )
-    return replace(made, law=Field(made.law.values, made.law.noises, twin))
+    return made.but(law=Field(made.law.values, made.law.noises, twin))
 
 
 def picked(x: Signal, shape: tuple[int, ...], axes: str) -> Signal:
@@ -147,7 +147,7 @@ def picked(x: Signal, shape: tuple[int, ...], axes: str) -> Signal:
     if law is not None:
         large = None if law.large is None else _twin(law.large)
         law = Field(law.values, tuple(_twin(a) for a in law.noises), large)
-    return replace(x, shape=shape, axes=axes, profile=None, parts=(), law=law, origin=None, sum_of=())
+    return x.but(shape=shape, axes=axes, profile=None, parts=(), law=law, origin=None, sum_of=())
 
 
 def _twin(axis: Axis) -> Axis:
@@ -176,11 +176,11 @@ def pick(call: Call) -> tuple[Signal, ...]:
         axes = _axes_of_part(call, x, shape)
         part = _segment(call, x, number)
         if part is not None:
-            made.append(picked(replace(part, path=x.path), shape, axes))
+            made.append(picked(part.but(path=x.path), shape, axes))
             continue
         whole = shape == x.shape and call.name in ("aten.slice", "aten.narrow")
         part = x if whole else _cropped(call, picked(x, shape, axes), x)
-        made.append(part if shape[-1:] == x.shape[-1:] else replace(part, total=None))
+        made.append(part if shape[-1:] == x.shape[-1:] else part.but(total=None))
     return tuple(made)
 
 
@@ -192,7 +192,7 @@ def _cropped(call: Call, part: Signal, x: Signal) -> Signal:
     dim = int(call.args[1]) % len(x.shape)
     start = int(call.args[2] or 0)
     start += x.shape[dim] if start < 0 else 0
-    return window(part, x, dim, start) if dim >= 2 else replace(part, profile=x.profile)
+    return window(part, x, dim, start) if dim >= 2 else part.but(profile=x.profile)
 
 
 def _segment(call: Call, x: Signal, number: int) -> Signal | None:
