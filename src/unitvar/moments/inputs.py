@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ ALLOWED = "'auto', 'standard', 'measured', (mean, std) or a list of pairs"
 _OTHERS = ({"bpf": "pbf"}, {"bfpp": "bppf", "bfppp": "bpppf"})
 _VARYING = 1e-3  # of E x²: the variance above which single precision tells pairs apart
 _MANY = 2**18  # numbers of a batch beyond which pairs are measured on some examples only
+_PART = 2**15  # numbers of a batch that are copied to float64 at a time
 _WHITE = Correlation(masks=1.0)  # the same under any mask, and otherwise unrelated
 
 
@@ -128,9 +129,9 @@ def _measured(tensor: Tensor, shape: tuple[int, ...]) -> Signal:
     made = Signal(mean, second, shape, correlation=_WHITE)
     if not tensor.is_floating_point() or tensor.dim() < 2:
         return made
-    # In float64 where a large level would hide what varies; else without a copy that is larger than the batch.
+    # In float64 where a large level would hide what varies.
     x = _some(tensor).to(torch.float32 if made.var > _VARYING * made.second else torch.float64)
-    total = float(torch.linalg.vector_norm(x, dtype=torch.float64)) ** 2
+    total = x.numel() * (second if len(x) == len(tensor) else _moments(x)[1])
     names = made.axes
     pairs = {}
     for label, kind in (("b", "examples"), ("f", "features"), ("p", "positions")):
@@ -153,19 +154,25 @@ def _mask(tensor: Tensor) -> tuple[Tensor, tuple[float, ...]] | None:
 
 
 def _moments(tensor: Tensor) -> tuple[float, float]:
-    """Return mean and mean square, in float64, without a copy of a large batch in it."""
-    if tensor.dtype in (torch.float32, torch.float64):
-        total = float(tensor.sum(dtype=torch.float64))
-        parts = torch.split(tensor.reshape(-1), _MANY // 16)  # the norm of all of it would make a copy in float64
-        squares = sum(float(torch.linalg.vector_norm(part, dtype=torch.float64)) ** 2 for part in parts)
-    else:
-        total = squares = 0.0
-        for part in tensor if tensor.numel() > _MANY else tensor.reshape(1, -1):
-            wide = part.double()
-            total += float(wide.sum())
-            squares += float(wide.square().sum())
+    """Return mean and mean square, in float64."""
+    total = squares = 0.0
+    for part in _parts(tensor):
+        wide = part.double().flatten()
+        total += float(wide.sum())
+        squares += float(wide.dot(wide))
     mean = total / tensor.numel()
     return mean, max(squares / tensor.numel(), mean**2)
+
+
+def _parts(x: Tensor, whole: tuple[int, ...] = ()) -> Iterator[Tensor]:
+    """Cut a tensor along dimensions other than those that stay whole, the longest first, until parts are small."""
+    dims = [d for d in range(x.dim()) if d not in whole]
+    if x.numel() <= _PART or not dims:
+        yield x
+        return
+    longest = max(dims, key=lambda d: x.shape[d])
+    for part in torch.split(x, max(1, _PART * x.shape[longest] // x.numel()), longest):
+        yield from _parts(part, (*whole, longest))
 
 
 def _some(tensor: Tensor) -> Tensor:
@@ -175,15 +182,14 @@ def _some(tensor: Tensor) -> Tensor:
 
 
 def _beside(x: Tensor, dim: int) -> float:
-    """Return E x_1 x_2 of neighbours along a dimension; example by example, not to have a large batch twice."""
-    parts = torch.split(x, max(1, _MANY // 16 * len(x) // x.numel())) if dim else (x,)
+    """Return E x_1 x_2 of neighbours along a dimension."""
     n = x.shape[dim] - 1
-    total = sum(float((part.narrow(dim, 1, n) * part.narrow(dim, 0, n)).sum(dtype=torch.float64)) for part in parts)
-    return total * x.shape[dim] / (n * x.numel())
+    products = (part.narrow(dim, 1, n) * part.narrow(dim, 0, n) for part in _parts(x, (dim,)))
+    return sum(float(p.sum(dtype=torch.float64)) for p in products) * x.shape[dim] / (n * x.numel())
 
 
 def _along(x: Tensor, total: float, dims: list[int]) -> float:
     """Return E x_1 x_2 of two elements that differ along some dimensions only, given the sum of all squares."""
     n = math.prod(x.shape[d] for d in dims)
-    sums = x.sum(dims, dtype=torch.float64)
-    return (float(torch.linalg.vector_norm(sums)) ** 2 - total) / (x.numel() * (n - 1))
+    sums = (part.sum(dims, dtype=torch.float64) for part in _parts(x, tuple(dims)))
+    return (sum(float(s.square().sum()) for s in sums) - total) / (x.numel() * (n - 1))
