@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -99,9 +100,13 @@ class Numbers:
             share = float(numbers.double().mean())
             made = _described(numbers.double(), value).but(seen=_by_row(numbers), path=_APART)
             return made.but(mean=share, second=share)
+        masks = value.kind != "parameter" and tensor.is_floating_point()
+        if numbers.numel() <= _FEW:
+            low, high = (float(end) for end in numbers.aminmax())
+            if low == high and not (masks and low < LOWEST):  # as scales and shifts of new norms are
+                return Signal(low, low**2, shape, correlation=_repeated(shape), path=_APART)
         if numbers.numel() <= _FEW or not numbers.is_floating_point():
             numbers = numbers.double()
-        masks = value.kind != "parameter" and tensor.is_floating_point()
         numbers, seen = unmasked(numbers) if masks else (numbers, (1.0,))
         return _described(numbers, value).but(seen=seen, path=_APART)
 
@@ -150,6 +155,7 @@ def _in_rows(numbers: Tensor, columns: tuple[int, ...], second: float) -> float:
     return (sums - n * second) / (n * (n - 1)) if n > 1 and sums < _NOTHING * n * second else float(numbers.mean()) ** 2
 
 
+@lru_cache(maxsize=1 << 12)
 def _repeated(shape: tuple[int, ...]) -> Correlation:
     """Return the correlations of a tensor that all examples use: one along dimensions of size one, where it repeats."""
     shared = met_together(shape, fixed=True)
