@@ -10,7 +10,7 @@ E v_1 v_2 = Σ a_k² rho^k, where a_k are the coefficients of v in Hermite's pol
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -153,6 +153,7 @@ class Field:
     noises: tuple[Axis, ...]
     large: Axis | None
     _full: Tensor | None = field(default=None, repr=False)
+    _known: dict[tuple[bool, ...], tuple[Any, Any]] = field(default_factory=dict, repr=False)
 
     def aligned(self, noises: Sequence[Axis]) -> Tensor:
         """Lay the values out on a longer list of noises."""
@@ -187,20 +188,32 @@ class Field:
         if var <= 1e-12 * second:
             return UNRELATED
         rho = self.large.correlation if self.large is not None else UNRELATED
-        pairs = self.pairs(self.full.detach(), rho)
+        pairs = self._paired(self._coefficients, rho)
         return Correlation(*(max(-1.0, min(1.0, (pair - mean**2) / var)) for pair in pairs))
 
     def pairs(self, v: Tensor, rho: Correlation) -> list[float]:
         """Return E v_1 v_2 of each kind of pair, for Gaussians with these correlations."""
         known: dict[tuple[bool, ...], tuple[Any, Any]] = {}
-        found = []
-        for kind in KINDS:
-            pattern = tuple(kind in axis.shared for axis in self.noises)
+
+        def coefficients(pattern: tuple[bool, ...]) -> tuple[Any, Any]:
             if pattern not in known:
                 known[pattern] = self._series(v, pattern)
-            probability, squares = known[pattern]
-            powers = rho[KINDS.index(kind)] ** np.arange(squares.shape[1])
-            found.append(float(probability @ (squares @ powers)))
+            return known[pattern]
+
+        return self._paired(coefficients, rho)
+
+    def _coefficients(self, pattern: tuple[bool, ...]) -> tuple[Any, Any]:
+        """Return the series of the values, computed once."""
+        if pattern not in self._known:
+            self._known[pattern] = self._series(self.full.detach(), pattern)
+        return self._known[pattern]
+
+    def _paired(self, coefficients: Callable[[tuple[bool, ...]], tuple[Any, Any]], rho: Correlation) -> list[float]:
+        powers = np.power.outer(rho, np.arange(_TERMS + 1 if self.large is not None else 1))
+        found = []
+        for kind, power in zip(KINDS, powers, strict=True):
+            probability, squares = coefficients(tuple(kind in axis.shared for axis in self.noises))
+            found.append(float(probability @ (squares @ power)))
         return found
 
     def _series(self, v: Tensor, pattern: tuple[bool, ...]) -> tuple[Any, Any]:
@@ -224,7 +237,7 @@ class Field:
         """Return the share of a variance that is linear in the Gaussian."""
         if self.large is None or var <= 0:
             return 0.0
-        probability, squares = self._series(self.full.detach(), (False,) * len(self.noises))
+        probability, squares = self._coefficients((False,) * len(self.noises))
         return min(1.0, float(probability @ squares[:, 1]) / var)
 
     def derivative(self) -> Tensor:
