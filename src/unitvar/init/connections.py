@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-__all__ = ["Fans", "fans"]
+__all__ = ["Fans", "counted", "fans"]
 
 
 @dataclass(frozen=True)
@@ -46,17 +46,20 @@ def fans(weight: Tensor, *, transposed: bool = False, groups: int = 1, stride: i
         raise TypeError(f"weight is a {type(weight).__name__}, not a tensor; pass a weight, such as layer.weight.")
     if weight.dim() < 2:
         raise ValueError(f"A weight of shape {tuple(weight.shape)} has no fan-in; it needs 2 dimensions or more.")
-    kernel = weight.shape[2:]
+    return counted(tuple(weight.shape), transposed=transposed, groups=groups, stride=stride)
+
+
+def counted(shape: tuple[int, ...], *, transposed: bool, groups: int, stride: int | Sequence[int]) -> Fans:
+    """Count the connections of a weight of this shape; see :func:`fans`."""
+    kernel = shape[2:]
     steps = tuple(stride) if isinstance(stride, Sequence) else (stride,) * len(kernel)
     if len(steps) != len(kernel) or not all(isinstance(s, int) and s >= 1 for s in steps):
         raise ValueError(
-            f"stride={stride!r} does not fit a kernel of shape {tuple(kernel)}; pass integers ≥ 1, one per dimension."
+            f"stride={stride!r} does not fit a kernel of shape {kernel}; pass integers ≥ 1, one per dimension."
         )
-    if groups < 1 or weight.shape[0] % groups:
-        raise ValueError(
-            f"groups={groups} does not divide the first dimension of a weight of shape {tuple(weight.shape)}."
-        )
-    here, there = weight.shape[0] // groups * kernel.numel(), weight.shape[1] * kernel.numel()
+    if groups < 1 or shape[0] % groups:
+        raise ValueError(f"groups={groups} does not divide the first dimension of a weight of shape {shape}.")
+    here, there = shape[0] // groups * math.prod(kernel), shape[1] * math.prod(kernel)
     spread = math.prod(steps)
     if transposed:
         return Fans(here / spread, float(there), steps)

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 
-from unitvar.init import fans
+from unitvar.init.connections import counted
 from unitvar.moments.ops.linear import plus
 from unitvar.moments.ops.windows import Windows, tallied, windows
 from unitvar.moments.rule import Connection, builtin
@@ -82,7 +81,7 @@ def _connected(weight: Any, transposed: bool, stride: Any, groups: int) -> Conne
     n = len(weight.shape)
     steps = (stride,) if isinstance(stride, int) else tuple(stride)
     steps = steps * (n - 2) if len(steps) == 1 else steps
-    fan = fans(torch.empty(weight.shape, device="meta"), transposed=transposed, groups=groups, stride=steps)
+    fan = counted(tuple(weight.shape), transposed=transposed, groups=groups, stride=steps)
     columns = (0, *range(2, n)) if transposed else tuple(range(1, n))
     fill = {"transposed": transposed, "groups": groups, "stride": fan.stride}
     return Connection(columns, (), fan.fan_in, fan.fan_out, fill)
