@@ -42,11 +42,11 @@ def attributes_kept(undo: Undo, model: nn.Module, *, but: Collection[nn.Module] 
 def _keep(undo: Undo, module: nn.Module) -> None:
     values, slotted = dict(vars(module)), slots(module)
     # Torch gives every module a dozen tables for hooks, nearly all of them empty.
-    contents: list[tuple[Any, Any]] = [(found, ()) for found in values.values() if _is_empty(found)]
+    empty = [found for found in values.values() if _is_empty(found)]
     every = walked([v for v in (*values.values(), *(value for _, value in slotted)) if not _is_empty(v)])
-    contents += [(found, _content(found)) for found in every if isinstance(found, _CHANGEABLE)]
+    contents = [(found, _content(found)) for found in every if isinstance(found, _CHANGEABLE)]
     # One step a module, since large models have thousands of containers; a step that is cut short is run again, whole.
-    undo.add(partial(_put_back, module, type(module), values, slotted, contents))
+    undo.add(partial(_put_back, module, type(module), values, slotted, empty, contents))
 
 
 def _is_empty(value: Any) -> bool:
@@ -65,6 +65,7 @@ def _put_back(
     kind: type[nn.Module],
     values: dict[str, Any],
     slotted: list[tuple[Any, Any]],
+    empty: list[Any],
     contents: list[tuple[Any, Any]],
 ) -> None:
     """Put back the class first, then attributes, then what is in them."""
@@ -72,6 +73,8 @@ def _put_back(
     _reset(module, values)
     for descriptor, value in slotted:
         descriptor.__set__(module, value)
+    for container in empty:
+        container.clear()
     failed: Exception | None = None
     for container, content in contents:
         try:
