@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from typing import Any
 
@@ -47,9 +48,8 @@ def copied(batch: Any) -> Any:
 
 def device_of(model: nn.Module) -> torch.device:
     """Find the device of the first parameter or buffer."""
-    for tensor in (*model.parameters(), *model.buffers()):
-        return tensor.device
-    return torch.device("cpu")
+    first = next(itertools.chain(model.parameters(), model.buffers()), None)
+    return torch.device("cpu") if first is None else first.device
 
 
 def check_real(model: nn.Module) -> None:
