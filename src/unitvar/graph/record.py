@@ -52,6 +52,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.writes: dict[int, list[tuple[int, Value, Tensor]]] = {}
         self.real: dict[int, int] = {}  # storage of a stand-in → storage of what it stands for
         self.merged: dict[int, tuple[int, Value]] = {}
+        self.made: dict[Any, Tensor] = {}  # what an op made of arguments that look so: networks repeat their layers
         self.clock = 0
         self.tracker = ParameterTracker((v.name, t) for t, v in owned.values() if v.kind == "parameter")
 
@@ -127,12 +128,21 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if "device" in kwargs:
                 kwargs["device"] = torch.device("meta")
             return func(*args, **kwargs)
+        if op.views or op.random or op.written or kwargs:
+            with self.fake:  # type: ignore[union-attr]
+                if op.views and not any(t.is_inference() for t in tensors):
+                    # A view of a parameter must be a normal tensor, as the parameter is.
+                    with torch.inference_mode(False), torch.no_grad():
+                        return func(*args, **kwargs)
+                return func(*args, **kwargs)
+        key = func, _look(args)
+        if key in self.made:
+            return self._fake_like(self.made[key])
         with self.fake:  # type: ignore[union-attr]
-            if op.views and not any(t.is_inference() for t in tensors):
-                # A view of a parameter must be a normal tensor, as the parameter is.
-                with torch.inference_mode(False), torch.no_grad():
-                    return func(*args, **kwargs)
-            return func(*args, **kwargs)
+            out = func(*args)
+        if type(out) is FakeTensor and storage_of(out) not in {storage_of(t) for t in tensors_in(args)}:
+            self.made[key] = out
+        return out
 
     def _abstract(self, tensor: Tensor) -> bool:
         """Return True for a stand-in and for what needs one; False for noise, so that its ``.item()`` works."""
@@ -247,6 +257,13 @@ def _with_data(arg: Any) -> Any:
     if isinstance(arg, torch.device) and arg.type == "meta":
         return torch.device("cpu")
     return tuple(_with_data(a) for a in arg) if type(arg) is tuple else arg
+
+
+def _look(arg: Any) -> Any:
+    """Describe arguments by all that the look of an op's result depends on."""
+    if isinstance(arg, Tensor):
+        return arg.shape, arg.stride(), arg.dtype, arg.device
+    return tuple(map(_look, arg)) if isinstance(arg, (list, tuple)) else (type(arg), arg)  # 1 == 1.0 == True
 
 
 def _fits(args: tuple[Any, ...]) -> bool:
