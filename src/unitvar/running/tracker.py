@@ -137,6 +137,6 @@ def _offset(tensor: Tensor) -> int:
 
 def _reach(tensor: Tensor) -> int:
     """Count the elements of storage from a tensor's first to its last."""
-    if tensor.layout != torch.strided or not tensor.numel():
+    if tensor.layout != torch.strided or not tensor.numel() or tensor.is_contiguous():
         return max(1, tensor.numel())
     return 1 + sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True))
