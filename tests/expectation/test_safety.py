@@ -126,6 +126,18 @@ def test_batch_norm_keeps_its_running_statistics() -> None:
     assert found.mean.shape == (3, 2)
 
 
+def test_a_batch_of_one_is_the_first_of_two() -> None:
+    """Also where a batch norm has a single value a channel, as in a squeeze-and-excite gate, which training refuses."""
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(2, 4, 3), nn.Dropout(0.3), nn.AdaptiveAvgPool2d(1), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(4, 3)
+    ).eval()
+    x = torch.randn(2, 2, 5, 5)
+    one, two = unitvar.expect(model, x[:1]), unitvar.expect(model, x)
+    torch.testing.assert_close(one.mean, two.mean[:1])
+    torch.testing.assert_close(one.var, two.var[:1])
+
+
 @pytest.mark.parametrize("scale", [0.0, 1e-20, 1e-4, 1.0, 1e4, 1e15])
 @pytest.mark.parametrize("p", [1e-6, 0.5, 1 - 1e-6, 1.0])
 def test_no_negative_variance_and_no_nan(scale: float, p: float) -> None:

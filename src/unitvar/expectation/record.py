@@ -55,8 +55,7 @@ class _Selected(nn.Module):
         before = random.getstate()
         with ExitStack() as stack:
             for name, module in self.model.named_modules():
-                # A frozen TorchScript module has no flag.
-                if hasattr(module, "training") and (self.chosen is None or name in self.chosen):
+                if _trains(module) if self.chosen is None else name in self.chosen:
                     stack.enter_context(_Training(module))
             result = self.model(*args, **kwargs)
         found = self.found
@@ -64,6 +63,14 @@ class _Selected(nn.Module):
         found.leaves = tuple(TENSOR if isinstance(leaf, Tensor) else leaf for leaf in leaves)
         found.drew = random.getstate() != before
         return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+
+
+def _trains(module: nn.Module) -> bool:
+    """Return True if a module may draw random numbers: a batch norm never does, and in training refuses single values.
+
+    A frozen TorchScript module has no flag.
+    """
+    return hasattr(module, "training") and not isinstance(module, AnyBatchNorm)
 
 
 class _Training:
@@ -82,7 +89,7 @@ class _Training:
 def record(
     model: nn.Module, leaves: list[Any], spec: Any, training: frozenset[str] | None, seed: int | None = None
 ) -> Recording:
-    """Record a run on these arguments, with the named modules in training mode; with all of them, if None."""
+    """Record a run on these arguments, with the named modules in training mode; if None, with all but batch norms."""
     wrapper = _Selected(model, spec, leaves, training, seed)
     tensors = tuple(leaf.detach() for leaf in leaves if isinstance(leaf, Tensor))
     graph = trace(wrapper, tensors, training=False, known=_known)
@@ -133,7 +140,7 @@ def stochastic_modules(model: nn.Module, leaves: list[Any], spec: Any) -> frozen
     paths = {node.path.removeprefix(PREFIX).removeprefix(".") for node in found.graph.nodes if noisy(node)}
     modules = dict(model.named_modules())
     found.graph.release()
-    return frozenset(p for p in paths if p in modules and not isinstance(modules[p], AnyBatchNorm))
+    return frozenset(p for p in paths if p in modules and _trains(modules[p]))
 
 
 _TRIES = 8
