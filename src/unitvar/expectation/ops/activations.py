@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from unitvar.expectation import gaussian
+from unitvar.expectation.blocks import in_blocks
 from unitvar.expectation.gaussian import Moments
 from unitvar.expectation.ops.affine import number, product, scaled
 from unitvar.expectation.ops.table import register
@@ -19,17 +20,31 @@ __all__ = ["activation", "region", "relu", "smooth"]
 
 
 def activation(
-    x: Uncertain, moments: Callable[[Tensor, Tensor], Moments], value: Callable[[Tensor], Tensor]
+    x: Uncertain,
+    moments: Callable[[Tensor, Tensor], Moments],
+    value: Callable[[Tensor], Tensor],
+    *,
+    alike: bool = True,
 ) -> Uncertain:
     """Apply an elementwise function whose Gaussian moments are known.
 
     Dropped elements, where dropout stands just before the function, count with the value that they have.
+
+    Args:
+        x: the argument.
+        moments: the moments of the function for a mean and a variance.
+        value: the function itself.
+        alike: whether it is the same function for all elements.
     """
-    found = moments(x.mean, x.var) if x.atom is None else None
-    if found is None:
-        atom = x.atom
-        assert atom is not None
-        kept, dropped = moments(atom.mean, atom.var), value(atom.value).to(x.var.dtype)
+
+    def at(mean: Tensor, var: Tensor) -> Moments:
+        return in_blocks(moments, mean, var, slope=x.common is not None) if alike else moments(mean, var)
+
+    atom = x.atom
+    if atom is None:
+        found = at(x.mean, x.var)
+    else:
+        kept, dropped = at(atom.mean, atom.var), value(atom.value).to(x.var.dtype)
         gap, lost = kept.mean - dropped, 1 - atom.keep
         mean = dropped + atom.keep * gap
         found = Moments(mean, atom.keep * (kept.var + lost * gap.square()), kept.slope)
@@ -49,7 +64,11 @@ def region(f: Callable[..., Tensor], x: Uncertain, *others: Any) -> Uncertain:
         return f(t.to(x.mean.dtype), *others)
 
     slope = x.common is not None
-    found = activation(x, lambda mean, var: gaussian.quadrature(at, mean, var, nodes=gaussian.MANY, slope=slope), at)
+
+    def moments(mean: Tensor, var: Tensor) -> Moments:
+        return gaussian.quadrature(at, mean, var, nodes=gaussian.MANY, slope=slope)
+
+    found = activation(x, moments, at, alike=False)
     like = f(x.mean, *others)
     return found._replace(mean=found.mean.to(like.dtype)) if like.is_floating_point() else found
 
@@ -75,7 +94,7 @@ def leaky_relu(op: Any, x: Uncertain, slope: Any = 0.01) -> Uncertain:
         spread = a * a * var + b * b * m.var + 2 * a * b * var * m.slope
         return Moments(a * mean + b * m.mean, spread.clamp_min(0), a + b * m.slope)
 
-    return activation(x, moments, lambda t: torch.where(t > 0, t, a * t))
+    return activation(x, moments, lambda t: torch.where(t > 0, t, a * t), alike=not isinstance(a, Tensor))
 
 
 def _clamped(x: Uncertain, low: float | None, high: float | None) -> Uncertain:
