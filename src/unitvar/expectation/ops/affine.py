@@ -129,8 +129,9 @@ def _sum(x: Uncertain, y: Uncertain, first: float, second: float, keys: tuple[in
     if x.mean.shape != y.mean.shape:
         return Uncertain(mean, var)
     if x.sources or y.sources:
-        parts = _united(x, y, first, second, keys)
-        return Uncertain(mean, combined(parts), sources=parts)
+        parts, shared = _united(x, y, first, second, keys)
+        # Only sources that reach both terms make them covary; most sums, as in a residual stream, have none.
+        return Uncertain(mean, combined(parts) if shared else var, sources=parts)
     a, b = x.common, y.common
     if a is not None and b is not None and a.key == b.key and a.block == b.block:
         var = (var + 2 * first * second * a.size * b.size).clamp_min(0)
@@ -141,18 +142,21 @@ def _sum(x: Uncertain, y: Uncertain, first: float, second: float, keys: tuple[in
 
 def _united(
     x: Uncertain, y: Uncertain, first: float, second: float, keys: tuple[int | None, ...]
-) -> tuple[Source, ...]:
+) -> tuple[tuple[Source, ...], bool]:
+    """Return the sources of a sum, and whether one of them reaches both terms."""
     found: dict[int, Source] = {}
+    shared = False
     for u, sign, own in ((x, first, keys[0]), (y, second, keys[1])):
         for s in u.sources or (Source(own or 0, u.var, None),):
             matrix = s.matrix
             if sign != 1:
                 matrix = sign * (_eye(s) if matrix is None else matrix)
             if s.key in found:
+                shared = True
                 other = found[s.key].matrix
                 matrix = (_eye(s) if matrix is None else matrix) + (_eye(s) if other is None else other)
             found[s.key] = Source(s.key, s.var, matrix)
-    return tuple(found.values())
+    return tuple(found.values()), shared
 
 
 def _eye(s: Source) -> Tensor:
