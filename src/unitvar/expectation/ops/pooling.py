@@ -150,17 +150,19 @@ def _largest(x: Uncertain, sides: list[tuple[int, int, int, int]], ceil: bool) -
 
 @register(
     "upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d", "upsample_bicubic2d", "_upsample_bilinear2d_aa",
-    takes=lambda x, *rest, **named: isinstance(x, Uncertain),
+    "_upsample_bicubic2d_aa", takes=lambda x, *rest, **named: isinstance(x, Uncertain),
 )  # fmt: skip
-def interpolate(op: Any, x: Uncertain, *rest: Any) -> Uncertain:
+def interpolate(op: Any, x: Uncertain, size: Any, align: bool = False, *scales: Any) -> Uncertain:
     """Interpolate: exact for independent elements, with the squares of the weights."""
-    mean = op(x.mean, *rest)
-    n = mean.dim() - 2
-    var = x.var
-    mode, align = ("bicubic" if "bicubic" in str(op) else "bilinear"), bool(rest[1]) if len(rest) > 1 else False
-    for d in range(n):
-        before, after = x.mean.shape[2 + d], mean.shape[2 + d]
+    mean, var = op(x.mean, size, align, *scales), x.var
+    name, n = str(op), x.mean.dim() - 2
+    factors = [*scales[0]] if scales and isinstance(scales[0], (list, tuple)) else [*scales]  # by overload
+    for d, scale in enumerate((factors + [None] * n)[:n], 2):
+        before, after = x.mean.shape[d], mean.shape[d]
         eye = torch.eye(before, dtype=var.dtype, device=var.device)[None, None]
-        line = F.interpolate(eye, (after, before), mode=mode, align_corners=align)[0, 0]
-        var = torch.movedim(torch.movedim(var, 2 + d, -1) @ line.square().mT, -1, 2 + d)
+        # A factor that is no quotient of sizes moves the samples.
+        by = {"size": (after, before)} if scale is None else {"scale_factor": (scale, 1.0)}
+        mode = "bicubic" if "bicubic" in name else "bilinear"
+        line = F.interpolate(eye, **by, mode=mode, align_corners=align, antialias="_aa" in name)[0, 0]
+        var = torch.movedim(torch.movedim(var, d, -1) @ line.square().mT, -1, d)
     return Uncertain(mean, var)
