@@ -123,6 +123,9 @@ LINEAR: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "bilinear": (lambda: nn.Upsample(scale_factor=2, mode="bilinear"), IMAGES),
     "nearest": (lambda: nn.Upsample(scale_factor=2), IMAGES),
     "resized": (lambda: nn.Upsample(size=(5, 6), mode="bilinear", align_corners=True), IMAGES),
+    "factor": (lambda: nn.Upsample(scale_factor=1.7, mode="bilinear"), IMAGES),
+    "antialiased": (lambda: _Function(lambda x: F.interpolate(x, (3, 5), mode="bilinear", antialias=True)), IMAGES),
+    "bicubic": (lambda: _Function(lambda x: F.interpolate(x, (5, 3), mode="bicubic", antialias=True)), IMAGES),
     "fold": (lambda: nn.Fold((4, 6), 2), (3, 8, 15)),
     "index_add": (lambda: _Function(lambda x: x.new_ones(2, 12).index_add(0, torch.tensor([1, 0, 1]), x[:, 0])), ROWS),
     "scatter_add": (
@@ -159,6 +162,10 @@ FIRST_ORDER: dict[str, Callable[[], nn.Module]] = {
     "batch_statistics": lambda: nn.BatchNorm1d(5, track_running_stats=False),
     "softmax": lambda: nn.Softmax(-1),
     "log_softmax": lambda: nn.LogSoftmax(-1),
+    "logsumexp": lambda: _Function(lambda x: x.logsumexp((1, 2))),
+    "norm": lambda: _Function(lambda x: x.norm(dim=-1, keepdim=True)),
+    "var": lambda: _Function(lambda x: x.var(1)),
+    "std": lambda: _Function(lambda x: x.std((-1, 1), correction=0)),
 }
 
 
@@ -182,6 +189,52 @@ def test_max_pooling_of_two_is_exact_for_gaussians() -> None:
     mean_errors, _ = errors(samples, found.mean, found.var)
     assert mean_errors.max() < 5
     torch.testing.assert_close(found.var, samples.var(0), rtol=0.1, atol=0)
+
+
+def test_the_largest_of_two_is_exact_for_gaussians_however_it_is_written() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(4, 200)
+    model = Then(lambda z: F.max_pool1d(z, 2))
+    pooled = unitvar.expect(model, x)
+    for function in (
+        lambda z: z.unflatten(1, (6, 2)).amax(-1),
+        lambda z: z.unflatten(1, (6, 2)).max(-1)[0],
+        lambda z: -(-z).unflatten(1, (6, 2)).amin(2),
+        lambda z: -(-z).unflatten(1, (6, 2)).min(2).values,
+    ):
+        model.function = function
+        found = unitvar.expect(model, x)
+        torch.testing.assert_close(found.mean, pooled.mean)
+        torch.testing.assert_close(found.var, pooled.var)
+        assert "max_pool1d" not in found.methods
+        assert set(found.sampled) == set()
+
+
+@pytest.mark.parametrize(
+    ("function", "bound"),
+    [(lambda z: z.amax((1, 2)), 0.3), (lambda z: z.norm(dim=(1, 2)), 0.15), (lambda z: z.var((1, 2)), 0.15)],
+    ids=["amax", "norm", "var"],
+)
+def test_reductions_that_are_not_linear_of_gaussians(function: Callable[[Tensor], Tensor], bound: float) -> None:
+    """15 independent Gaussians: each sees 400 inputs of its own. Of the largest, the variance is an approximation."""
+    torch.manual_seed(0)
+    weight = torch.randn(15, 400) / 20
+
+    class Separate(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.drop = nn.Dropout(0.3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return function((self.drop(x) * weight).sum(-1).unflatten(1, (3, 5)))
+
+    model, x = Separate(), torch.randn(6, 15, 400)
+    found, samples = unitvar.expect(model, x), runs(model, x, 4000, at_once=100)
+    assert not found.sampled
+    spread = samples.var(0)
+    assert ((found.mean - samples.mean(0)).square() / spread).mean().sqrt() < 0.06
+    torch.testing.assert_close(found.var, spread, rtol=bound, atol=0)
+    torch.testing.assert_close(found.var.mean(), spread.mean(), rtol=0.15, atol=0)
 
 
 def test_max_pooling_with_indices_is_max_pooling() -> None:

@@ -138,6 +138,12 @@ def test_a_batch_of_one_is_the_first_of_two() -> None:
     torch.testing.assert_close(one.var, two.var[:1])
 
 
+class Reduced(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        parts = x.norm(dim=-1), x.amax(-1), x.std(-1), x.logsumexp(-1), x.min(-1)[0]
+        return torch.stack(parts, -1)
+
+
 @pytest.mark.parametrize("scale", [0.0, 1e-20, 1e-4, 1.0, 1e4, 1e15])
 @pytest.mark.parametrize("p", [1e-6, 0.5, 1 - 1e-6, 1.0])
 def test_no_negative_variance_and_no_nan(scale: float, p: float) -> None:
@@ -150,6 +156,7 @@ def test_no_negative_variance_and_no_nan(scale: float, p: float) -> None:
         nn.Sequential(*layers),
         nn.Sequential(nn.Dropout(p), nn.LayerNorm(6), nn.Dropout(p), nn.Softmax(-1)),
         nn.Sequential(nn.Dropout(p), nn.Unflatten(1, (2, 3)), nn.MaxPool1d(3, 1, 1), nn.LogSoftmax(-1)),
+        nn.Sequential(nn.Dropout(p), Reduced()),
     ):
         found = unitvar.expect(model, scale * torch.randn(1, 6))
         assert found.mean.isfinite().all()

@@ -16,6 +16,7 @@ from unitvar.expectation.ops.table import register
 from unitvar.expectation.ops.views import moved
 from unitvar.expectation.uncertain import Uncertain, mean_of, var_of, wide
 
+
 class _Weights(NamedTuple):
     """The weights of one layer in one direction, and the squares of those that every step needs."""
 

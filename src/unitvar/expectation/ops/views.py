@@ -42,7 +42,7 @@ register(
     "copy", "reflection_pad1d", "reflection_pad2d", "reflection_pad3d", "replication_pad1d", "replication_pad2d",
     "replication_pad3d", "upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d", "unsafe_split", "hsplit",
     "vsplit", "block_diag", "broadcast_to", "broadcast_tensors", "column_stack", "dstack", "swapdims", "swapaxes",
-    "narrow_copy", "embedding",
+    "narrow_copy", "embedding", "_pack_padded_sequence",
 )(moved)  # fmt: skip
 
 
