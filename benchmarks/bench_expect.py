@@ -2,7 +2,8 @@
 
 ``expected(model)``, called again on a shape that it has recorded, against one pass in evaluation mode and against ten
 samples, whose time is multiplied by ten. An MLP and a VGG with ReLUs, a DenseNet with BatchNorm, a U-Net with channel
-dropout, a transformer with GELU and an LSTM. The first call for a shape, which records, is reported by itself.
+dropout, a transformer with GELU and an LSTM, on one thread. The first call for a shape, which records, is reported by
+itself.
 """
 
 from __future__ import annotations
@@ -77,6 +78,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=15)
     arguments = parser.parse_args()
+    torch.set_num_threads(1)
     torch.manual_seed(0)
     rows: list[dict[str, object]] = []
     for build in (mlp, vgg, densenet, unet, transformer, lstm):
