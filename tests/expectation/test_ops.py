@@ -316,6 +316,32 @@ def test_recurrences_with_dropout_between_layers(kind: type[nn.Module]) -> None:
     assert (found.mean[0] - samples.mean(0)).square().mean() < (off - samples.mean(0)).square().mean()
 
 
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_a_recurrent_layer_that_no_noise_has_reached_is_evaluation_to_the_bit(kind: type[nn.Module]) -> None:
+    torch.manual_seed(0)
+    model, x = kind(8, 16, 2, dropout=0.4, bidirectional=True), torch.randn(5, 3, 8)
+    with torch.no_grad():
+        found, off = unitvar.expect(model, x), model.eval()(x)
+    for mean, var, plain in zip(
+        *((s if isinstance(s, tuple) else (s,)) for s in (found.mean[1], found.var[1], off[1])), strict=True
+    ):
+        assert torch.equal(mean[:2], plain[:2])
+        assert not var[:2].any()
+        assert (var[2:] > 0).all()
+
+
+@pytest.mark.parametrize("activation", [nn.ReLU(), nn.GELU(), nn.ELU(), nn.SiLU(), nn.LeakyReLU(), nn.PReLU(4)])
+def test_an_activation_of_many_elements_is_that_of_each(activation: nn.Module) -> None:
+    """Large tensors are cut into blocks, which nobody may see: 250 examples at once, and 25."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Dropout(0.3), nn.Conv2d(2, 4, 3), activation, nn.Dropout2d(0.1), nn.Tanh())
+    x = torch.randn(250, 2, 14, 14)
+    with torch.no_grad():
+        whole, parts = unitvar.expect(model, x), [unitvar.expect(model, part) for part in x.split(25)]
+    torch.testing.assert_close(whole.mean, torch.cat([p.mean for p in parts]), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(whole.var, torch.cat([p.var for p in parts]), rtol=1e-5, atol=1e-6)
+
+
 class _Random(nn.Module):
     def __init__(self, draw: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
