@@ -19,7 +19,7 @@ pytestmark = pytest.mark.filterwarnings(f"ignore:.*{OTHER}")
 def test_mnist(tmp_path: Path) -> None:
     write_mnist(tmp_path, images=7)
     with pytest.warns(
-        UserWarning, match=r"train-images-idx3-ubyte\.gz is not the published file: it has 7 images of 60000"
+        UserWarning, match=r"train-images-idx3-ubyte\.gz is not the published file: it has 7 of 60000 images"
     ):
         train, test = data.mnist(tmp_path)
     assert train.images.shape == (7, 1, 28, 28)
@@ -29,7 +29,7 @@ def test_mnist(tmp_path: Path) -> None:
 
 def test_cifar10(tmp_path: Path) -> None:
     write_cifar10(tmp_path, images=7)
-    with pytest.warns(UserWarning, match=r"data_batch_3\.bin is not the published file: it has 7 images of 10000"):
+    with pytest.warns(UserWarning, match=r"data_batch_3\.bin is not the published file: it has 7 of 10000 images"):
         train, test = data.cifar10(tmp_path)
     assert train.images.shape == (35, 3, 32, 32)
     raw = np.fromfile(tmp_path / "cifar-10-batches-bin" / "test_batch.bin", dtype=np.uint8).reshape(7, 3073)
@@ -47,7 +47,7 @@ def test_cifar100_takes_the_fine_labels(tmp_path: Path) -> None:
 def test_svhn_calls_a_zero_zero_and_puts_channels_first(tmp_path: Path) -> None:
     from scipy.io import loadmat
 
-    with pytest.warns(UserWarning, match=r"test_32x32\.mat is not the published file: it has 5 images of 26032"):
+    with pytest.warns(UserWarning, match=r"test_32x32\.mat is not the published file: it has 5 of 26032 images"):
         train, test = data.svhn(write_svhn(tmp_path, 5))
     assert train.labels.tolist() == [1, 2, 3, 4, 0]
     pixels = loadmat(tmp_path / "svhn" / "test_32x32.mat")["X"]
