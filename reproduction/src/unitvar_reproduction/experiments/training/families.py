@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -38,6 +39,15 @@ class Family:
     """Whether a norm follows each sum of its residual stream."""
 
     embeds: bool = False
+
+    @property
+    def name(self) -> str:
+        """What a sentence calls it: its title without sizes and dropout; those tell MLPs apart."""
+        return (
+            self.title
+            if self.title.startswith("MLP,")
+            else re.split(r", (?=\d|dropout|drop path|input)", self.title)[0]
+        )
 
 
 def mlp_name(activation: str, depth: int, dropout: float) -> str:

@@ -30,7 +30,7 @@ ENOUGH_GAINS = 4  # of one network, for the best to mean something
 
 
 def draw_rates(saved: Saved, optimiser: str, path: Path) -> Path | None:
-    """Draw the tuning loss against the learning rate, a panel a family; return None if there is nothing to draw."""
+    """Draw the tuning loss against the learning rate, one panel per family; return None if there is nothing to draw."""
     own = [row for row in saved if row["optimiser"] == optimiser and row["family"] not in MLPS]
     families = list(dict.fromkeys(row["family"] for row in own))
     if not families:

@@ -105,6 +105,6 @@ def _caption(name: str) -> str:
         )
     optimiser = OPTIMISERS[name.removesuffix(".png").partition("_")[2]]
     return (
-        f"Log loss on the tuning set against the learning rate with {optimiser}, a panel a family: each initialisation "
-        "is compared at its own best rate, the large dot"
+        f"Log loss on the tuning set against the learning rate with {optimiser}, one panel per family: each "
+        "initialisation is compared at its own best rate, the large dot"
     )

@@ -55,22 +55,22 @@ def overview(saved: Saved, optimiser: str) -> list[str]:
     """Say where ``initialize_`` is better than torch's default, where it is worse, and where that is open."""
     found = claims(saved, optimiser)
     parts = [
-        f"{_verb(verdict)} {len(found[verdict])} ({', '.join(found[verdict])})"
+        f"{_verb(verdict)} {len(found[verdict])} ({'; '.join(FAMILIES[family].name for family in found[verdict])})"
         for verdict in VERDICTS
         if found[verdict]
     ]
     if not parts:
         return []
-    return [f"{OPTIMISERS[optimiser]}: `initialize_` against torch's default: {'; '.join(parts)}."]
+    return [f"{OPTIMISERS[optimiser]}, `initialize_` against torch's default: {'. '.join(parts)}."]
 
 
 def _verb(verdict: str) -> str:
     return {
-        "better": "better in",
-        "worse": "worse in",
-        "no difference": "no difference beyond the interval in",
-        "diverged": "diverged in",
-        "open": "fewer than five seeds yet in",
+        "better": "Better in",
+        "worse": "Worse in",
+        "no difference": "No significant difference in",
+        "diverged": "Diverged in",
+        "open": "Fewer than five seeds yet in",
     }[verdict]
 
 
