@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from unitvar_reproduction import record
 from unitvar_reproduction.experiments import mlp
 from unitvar_reproduction.experiments.expectation import paper, tasks, trial
 from unitvar_reproduction.experiments.expectation.experiment import summarised
-from unitvar_reproduction.experiments.expectation.tables import tables
+from unitvar_reproduction.experiments.expectation.tables import paper_table, tables
 
 ROOT = Path(__file__).parents[2]
 
@@ -50,6 +51,28 @@ def test_the_page_has_the_tables_of_the_saved_trials() -> None:
     shown = page.split("<!-- results -->\n")[1].split("\n<!-- end of results -->")[0]
     found = sorted((ROOT / "reproduction/results/expectation").glob("*.json"))
     assert shown == tables([record.load(path) for path in found])
+
+
+def test_the_page_has_the_table_of_the_papers_networks() -> None:
+    page = (ROOT / "docs/expectation.md").read_text(encoding="utf-8")
+    shown = page.split("<!-- paper -->\n")[1].split("\n<!-- end of paper -->")[0]
+    found = [record.load(path) for path in sorted((ROOT / "reproduction/results/integrated").glob("*.json"))]
+    assert shown == paper_table(found)
+    assert all(shown.count(f"keep {keep}") == 4 for keep in (0.3, 0.5))
+
+
+def test_a_difference_has_a_star_only_beyond_its_interval() -> None:
+    def made(seed: int, gap: float) -> dict[str, Any]:
+        ways = {"off": 0.5, "100 samples": 0.5 + (-1) ** seed * 0.1, "integrated": 0.5 + gap}
+        return {
+            "config": {"network": "relu-0.3"},
+            "ways": {way: {"error": value, "log_loss": value} for way, value in ways.items()},
+        }
+
+    error, loss = paper_table([made(seed, gap) for seed, gap in enumerate((-0.1, -0.11, -0.12))]).splitlines()[2:]
+    # Student's t of two degrees of freedom: 4.303 · 0.01 / √3 = 0.0248, and 4.303 · 0.1159 / √3 = 0.2879.
+    assert error.endswith(r"| −11.00 ± 2.48 \* | −14.33 ± 28.79 |")
+    assert loss.startswith("|  | log loss |  | 0.500 | 0.533 | 0.390 |")
 
 
 def test_a_network_of_the_paper_is_judged_at_its_best_validation_loss(

@@ -96,7 +96,8 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def _signed(value: float, digits: int) -> str:
-    return ("−" if value < 0 else "+") + f"{abs(value):.{digits}f}"
+    written = f"{abs(value):.{digits}f}"
+    return ("" if not float(written) else "−" if value < 0 else "+") + written
 
 
 def _accuracy(task: str, found: Sequence[Mapping[str, Any]]) -> list[str]:
