@@ -67,7 +67,7 @@ def test_the_command_trains_one_network_in_all_processes_and_writes_once(tmp_pat
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.count("Saved") == 2  # the summary and a picture, once
+    assert done.stdout.count("Saved") == 3  # the summary and a picture, once
     assert "5 of 5 done" in done.stdout
     assert not (tmp_path / "out" / "checkpoints").exists()
     trials = [json.loads(path.read_text()) for path in (tmp_path / "out" / "densenet_small").iterdir()]
@@ -113,7 +113,7 @@ def test_a_number_of_batches_is_the_number_that_one_process_takes(found: list[di
 
 
 def test_another_number_of_processes_cannot_go_on(folder: Path) -> None:
-    with pytest.raises(ValueError, match=r"saved by 2 processes and this is one of 1: .* delete it to start over"):
+    with pytest.raises(ValueError, match=r"saved by 2 processes and this is one of 1: .* delete the file to start over"):
         parallel.resumed(folder / "whole.pt", None)
 
 
