@@ -67,7 +67,7 @@ def test_the_command_trains_one_network_in_all_processes_and_writes_once(tmp_pat
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.count("Saved") == 3  # the summary and a picture, once
+    assert done.stdout.count("Saved") == 3  # the summary and two pictures, once
     assert "5 of 5 done" in done.stdout
     assert not (tmp_path / "out" / "checkpoints").exists()
     trials = [json.loads(path.read_text()) for path in (tmp_path / "out" / "densenet_small").iterdir()]
