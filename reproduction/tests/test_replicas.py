@@ -113,7 +113,9 @@ def test_a_number_of_batches_is_the_number_that_one_process_takes(found: list[di
 
 
 def test_another_number_of_processes_cannot_go_on(folder: Path) -> None:
-    with pytest.raises(ValueError, match=r"saved by 2 processes and this is one of 1: .* delete the file to start over"):
+    with pytest.raises(
+        ValueError, match=r"saved by 2 processes and this is one of 1: .* delete the file to start over"
+    ):
         parallel.resumed(folder / "whole.pt", None)
 
 
