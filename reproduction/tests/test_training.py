@@ -19,6 +19,7 @@ from unitvar_reproduction.experiments.training.families import FAMILIES, ours
 from unitvar_reproduction.experiments.training.gains import effective_gain
 from unitvar_reproduction.experiments.training.page import refreshed
 from unitvar_reproduction.experiments.training.search import Cell, chosen, following, inside, ladder
+from unitvar_reproduction.experiments.training.section import rivals
 from unitvar_reproduction.experiments.training.trial import Trial
 from unitvar_reproduction.networks.fill import OPTIONS, fill_
 from unitvar_reproduction.statistics import estimate
@@ -312,3 +313,16 @@ def test_a_ledger_keeps_lines_by_config_and_names_a_bad_one(tmp_path: Path) -> N
 def test_unknown_choices_are_named() -> None:
     with pytest.raises(ValueError, match=r"--families gpt5 is not one of lstm"):
         Training(families=("gpt5",))
+
+
+def test_rivals_are_counted_by_their_verdict_against_ours() -> None:
+    def row(family: str, init: str, verdict: str) -> dict[str, object]:
+        return {"family": family, "optimiser": "adamw", "init": init, "minus ours": {"verdict": verdict}}
+
+    saved = [row("lstm", "lsuv", "better"), row("gpt", "lsuv", "worse"), row("vit", "lsuv", "open")]
+    saved += [row("gpt", "unit", "no difference"), row("mlp-relu-4-0.5", "lsuv", "worse")]
+    assert rivals(saved, "adamw") == [
+        "AdamW, against LSUV, `initialize_` is better in 1 (GPT), worse in 1 (LSTM).",
+        'AdamW, against residual="unit", `initialize_` is not significantly different in 1 (GPT).',
+    ]
+    assert rivals(saved, "nesterov") == []

@@ -8,7 +8,7 @@ from typing import Any
 
 from unitvar_reproduction.experiments.section import Grid
 from unitvar_reproduction.experiments.training.families import FAMILIES, MLPS, ours
-from unitvar_reproduction.experiments.training.section import matrix, overview
+from unitvar_reproduction.experiments.training.section import matrix, overview, rivals
 from unitvar_reproduction.experiments.training.summary import best_tuned
 from unitvar_reproduction.experiments.training.words import CALLS, OPTIMISERS, title
 from unitvar_reproduction.statistics import Estimate
@@ -39,6 +39,7 @@ def generated(payload: Mapping[str, Any]) -> dict[str, str]:
     """Return the parts of the page that are written from results, in Markdown."""
     saved, config = payload["rows"], payload["config"]
     sentences = [sentence for optimiser in OPTIMISERS for sentence in overview(saved, optimiser)]
+    sentences += [sentence for optimiser in OPTIMISERS for sentence in rivals(saved, optimiser)]
     grids = [matrix(saved, o) for o in OPTIMISERS if any(row["optimiser"] == o for row in saved)]
     families = len({row["family"] for row in saved if row["family"] not in MLPS})
     dense = len({row["family"] for row in saved if row["family"] in MLPS})

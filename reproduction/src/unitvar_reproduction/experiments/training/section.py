@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from unitvar_reproduction.experiments.section import Grid, Payload, Picture, Section
-from unitvar_reproduction.experiments.training.families import FAMILIES, ours
+from unitvar_reproduction.experiments.training.families import FAMILIES, MLPS, ours
 from unitvar_reproduction.experiments.training.summary import VERDICTS, claims
 from unitvar_reproduction.experiments.training.words import OPTIMISERS, title
 from unitvar_reproduction.statistics import Estimate
 
-__all__ = ["difference", "matrix", "overview", "training"]
+__all__ = ["difference", "matrix", "overview", "rivals", "training"]
 
 Saved = Sequence[Mapping[str, Any]]
 HEADS = {"ours": "initialize_", "usual": "the usual one"}
@@ -36,6 +36,7 @@ GAINS = (
 def training(p: Payload) -> Section:
     """Which initialisation trains best."""
     found = [sentence for optimiser in OPTIMISERS for sentence in overview(p["rows"], optimiser)]
+    found += [sentence for optimiser in OPTIMISERS for sentence in rivals(p["rows"], optimiser)]
     tables = tuple(matrix(p["rows"], optimiser) for optimiser in OPTIMISERS if _of(p["rows"], optimiser))
     config = p["config"]
     return Section(
@@ -62,6 +63,34 @@ def overview(saved: Saved, optimiser: str) -> list[str]:
     if not parts:
         return []
     return [f"{OPTIMISERS[optimiser]}, `initialize_` against torch's default: {'. '.join(parts)}."]
+
+
+def rivals(saved: Saved, optimiser: str) -> list[str]:
+    """Say, of the families that are no plain MLPs, where ``initialize_`` beats what else people use."""
+    found = []
+    for rival, words in (("usual", "the family's usual initialisation"), ("lsuv", "LSUV"), ("unit", title("unit"))):
+        by: dict[str, list[str]] = {verdict: [] for verdict in ("worse", "no difference", "better")}
+        for row in _of(saved, optimiser):
+            family = FAMILIES[row["family"]]
+            verdict = row["minus ours"]["verdict"]  # on the rival
+            if (
+                row["family"] not in MLPS
+                and row["init"] == (family.usual if rival == "usual" else rival)
+                and verdict in by
+            ):
+                by[verdict].append(family.name)
+        parts = [
+            f"{word} {len(by[verdict])} ({'; '.join(by[verdict])})"
+            for verdict, word in (
+                ("worse", "better in"),
+                ("no difference", "not significantly different in"),
+                ("better", "worse in"),
+            )
+            if by[verdict]
+        ]
+        if parts:
+            found.append(f"{OPTIMISERS[optimiser]}, against {words}, `initialize_` is {', '.join(parts)}.")
+    return found
 
 
 def _verb(verdict: str) -> str:
