@@ -13,7 +13,7 @@ from unitvar.shown import percent
 __all__ = ["advice"]
 
 # The masks' share above which a gain is advised, by what trained best in dense networks, docs/when-does-it-help.md.
-MOSTLY, HEAVILY = 0.5, 0.6  # for SGD; for AdamW, with which gain=1 was better at dropout 0.1 and 0.2
+MOSTLY, HEAVILY = 0.5, 0.6  # for SGD; for AdamW, with which gain=0.5 was worse than 1 at dropout 0.1
 SHIFTED = 1.1  # variance at a batch norm with dropout on over that with dropout off, or its inverse
 LARGE = 10.0  # E z² of an output
 
