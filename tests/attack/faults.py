@@ -42,8 +42,11 @@ def _allowed(name: str) -> frozenset[str]:
         return frozenset()
     model = victim()
     before = snapshot(model)
+    kept = list(model.buffers())  # alive until the end: a new buffer in the memory of an old one would look unchanged
     bare(model, BATCHES)
-    return frozenset(differences(before, snapshot(model)))
+    changed = frozenset(differences(before, snapshot(model)))
+    del kept
+    return changed
 
 
 def attempt(
