@@ -262,3 +262,22 @@ def test_an_example_that_is_no_input_is_explained() -> None:
         unitvar.measure(nn.Linear(8, 8), [torch.randn(8, 8)])
     with pytest.raises(ValueError, match="on the meta device"):
         unitvar.measure(nn.Linear(8, 8, device="meta"), torch.zeros(1, 8))
+
+
+@pytest.mark.parametrize("batch_first", [True, False])
+def test_shares_of_a_recurrence_compare_a_step_with_the_same_step_of_the_run_before(batch_first: bool) -> None:
+    """The first layer is before all dropout: no noise. Copies of one example, in sequences twice as long: no signal."""
+    torch.manual_seed(0)
+    model = nn.LSTM(16, 32, num_layers=2, dropout=0.5, batch_first=batch_first)
+    one = torch.randn(1, 16, 16)
+    copies = one.expand(8, -1, -1) if batch_first else one.expand(8, -1, -1).transpose(0, 1)
+    alike = {layer.name: layer for layer in unitvar.measure(model, copies.contiguous())}
+    for name in ("weight_ih_l0", "weight_hh_l0"):
+        assert alike[name].noise == pytest.approx(0, abs=1e-6), name
+        assert alike[name].signal == pytest.approx(0, abs=1e-6), name
+    above = alike["weight_ih_l1"]
+    assert above.noise > 0.1  # type: ignore[operator]
+    assert abs(above.signal) < 0.1  # type: ignore[arg-type]
+    others = {layer.name: layer for layer in unitvar.measure(model, torch.randn(*copies.shape))}
+    assert others["weight_hh_l0"].noise == pytest.approx(0, abs=1e-6)
+    assert others["weight_ih_l0"].signal == pytest.approx(1, abs=0.1)

@@ -190,6 +190,7 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if key not in self.layers:
             unit = RULES[op.name].units(position)
             self.layers[key] = Layer(name, self.uses[name], op.name.partition(".")[2], unit)
+            self.layers[key].time_first = self.path() in self.recurrent
         return self.layers[key]
 
     def _wait(self, fresh: _Fresh) -> None:

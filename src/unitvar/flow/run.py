@@ -77,6 +77,7 @@ def measure(
             meter = Meter(model, path, norms=True, sampler=shares)
             outputs: list[Tally] = []
             for run in range(runs):
+                shares.begin()
                 _run(model, batch, loss, meter, outputs, run)
                 done()
             off = _without_noise(model, batch, path) if meter.norms else {}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import torch
 from torch import Tensor
 
@@ -11,6 +13,7 @@ from unitvar.moments.shares import Shares
 __all__ = ["MeasuredShares"]
 
 _KEPT = 1 << 16  # elements of a pre-activation that are kept until the next run
+_STEPS = 64  # of a recurrence that are compared
 
 
 class MeasuredShares:
@@ -22,19 +25,29 @@ class MeasuredShares:
 
     def __init__(self, examples: int) -> None:
         self.examples = examples
-        self.last: dict[Layer, Tensor] = {}
+        self.calls: Counter[Layer] = Counter()
+        self.last: dict[tuple[Layer, int], Tensor] = {}
         self.sums: dict[Layer, Tensor] = {}
+
+    def begin(self) -> None:
+        """Begin a run: the first pre-activation of a layer is compared with the first of the run before."""
+        self.calls.clear()
 
     def __call__(self, layer: Layer, x: Tensor, z: Tensor) -> None:
         """Take a pre-activation in, as a sampler of the meter."""
+        self.calls[layer] += 1
         b = self.examples
-        if b < 2 or z.dim() < 2 or z.shape[0] % b or not z.numel():
+        if layer.time_first and z.dim() > 1:  # whatever the batch begins with: steps, and then examples
+            z = z.transpose(0, -2)
+            b = z.shape[0]
+        if b < 2 or z.dim() < 2 or z.shape[0] % b or not z.numel() or self.calls[layer] > _STEPS:
             return
         rows = z.reshape(b, -1)
         step = max(1, rows.shape[1] * b // _KEPT)
         now = rows[:, ::step].to(widest(z), copy=True)  # copied: an activation may be computed in place
-        before = self.last.get(layer)
-        self.last[layer] = now
+        key = layer, self.calls[layer]
+        before = self.last.get(key)
+        self.last[key] = now
         if before is None or before.shape != now.shape:
             return
         same = (before * now).sum(0)
