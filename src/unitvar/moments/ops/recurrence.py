@@ -11,10 +11,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["FLAVOURS", "LONGEST", "SHARE", "Layer", "Recurrence", "Stack", "simulated", "solved"]
+__all__ = ["FLAVOURS", "LONGEST", "Layer", "Recurrence", "Stack", "simulated", "solved"]
 
 FLAVOURS = ("lstm", "gru", "rnn_tanh", "rnn_relu")
-SHARE = 0.5  # of a gate's variance, which input and state make in equal parts
+_SECOND = {"lstm": 0.25, "gru": 0.25, "rnn_tanh": 1.0, "rnn_relu": 1.0}  # E z² of a gate: docs/when-does-it-help.md
+_GATED = ("lstm", "gru")
 LONGEST = 64  # steps after which a state has forgotten how it began
 _GATES = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
 _WIDTH, _BATCH, _ROUNDS = 128, 32, 5
@@ -30,6 +31,7 @@ class Recurrence:
         pair: E h_s h_t of two steps.
         states: E h² at each step.
         cells: E c² at each step; of h, where there is no cell.
+        from_input: E z² that the input gives to a gate.
     """
 
     mean: float
@@ -37,6 +39,7 @@ class Recurrence:
     pair: float
     states: tuple[float, ...]
     cells: tuple[float, ...]
+    from_input: float
 
     def next(self, second: float) -> tuple[float, float]:
         """Return E h² and E c² one step after a state of this second moment."""
@@ -79,7 +82,12 @@ class Stack(NamedTuple):
 
 
 def solved(stack: Stack, count: int) -> tuple[Recurrence, ...]:
-    """Simulate layers whose gates get half of their unit variance from the input and half from the state."""
+    """Simulate layers whose recurrent weights keep the size of the state, while the input makes up the gates' E z².
+
+    Larger recurrent weights, which a small state needs in order to make half of a gate, would amplify what the masks
+    and the past differ in at every step. A gated layer above another, whose input is such a state, amplifies it only
+    half-way, on a logarithmic scale.
+    """
     return _solved(stack.rounded, count)
 
 
@@ -96,13 +104,16 @@ def simulated(stack: Stack, layers: Sequence[Layer]) -> Recurrence:
 def _solved(stack: Stack, count: int) -> tuple[Recurrence, ...]:
     simulation = _Simulation(stack)
     found = []
-    for _ in range(count):
-        second = 0.1
+    for depth in range(count):
+        wanted = rest = _SECOND[stack.flavour]
+        power = 0.5 if depth and stack.flavour in _GATED else 1.0
         for _ in range(_ROUNDS):
-            h, c = simulation.layer(Layer(SHARE / simulation.second, SHARE / second))
-            second = max(1e-6, float(h.square().mean()))
+            made = (simulation.second * stack.keep) ** (1 - power) * rest**power  # dropout's part is taken out whole
+            h, c = simulation.layer(Layer(made / simulation.second, 1.0))
+            # The mean of both: a ReLU's state grows by as much as its input does, and would not settle.
+            rest = (rest + max(wanted / 10, wanted - float(h.square().mean()))) / 2
         simulation.feed(h)
-        found.append(_described(stack, h, c))
+        found.append(_described(stack, h, c, made))
     return tuple(found)
 
 
@@ -111,8 +122,9 @@ def _simulated(stack: Stack, layers: tuple[Layer, ...]) -> Recurrence:
     simulation = _Simulation(stack)
     for layer in layers:
         h, c = simulation.layer(layer)
+        made = simulation.second * layer.input
         simulation.feed(h)
-    return _described(stack, h, c)
+    return _described(stack, h, c, made)
 
 
 class _Simulation:
@@ -154,14 +166,14 @@ class _Simulation:
         return torch.randn(shape, generator=self.generator, device="cpu")
 
 
-def _described(stack: Stack, h: Tensor, c: Tensor) -> Recurrence:
+def _described(stack: Stack, h: Tensor, c: Tensor, from_input: float) -> Recurrence:
     steps = stack.steps
     second = float(h.square().mean())
     mean = float(h.mean()) if stack.flavour == "rnn_relu" else 0.0  # the others are odd in their inputs
     total = float(h.mean(0).square().mean())
     pair = (total * steps - second) / (steps - 1) if steps > 1 else mean**2
     each, cells = (t[:, :, :_WIDTH].square().mean((1, 2)).tolist() for t in (h, c))
-    return Recurrence(mean, second, pair, tuple(each), tuple(cells))
+    return Recurrence(mean, second, pair, tuple(each), tuple(cells), from_input)
 
 
 def _unrolled(flavour: str, inputs: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from unitvar.moments.ops.recurrence import FLAVOURS, LONGEST, SHARE, Layer, Stack, simulated, solved
+from unitvar.moments.ops.recurrence import FLAVOURS, LONGEST, Layer, Stack, simulated, solved
 from unitvar.moments.rule import Call, builtin
 from unitvar.moments.signal import Path, Signal
 
@@ -20,7 +20,7 @@ class Reaching(NamedTuple):
     Attributes:
         operand: the weight, as recorded.
         x: the signal that reaches it.
-        share: the part of a gate's variance that it is to make.
+        share: the E z² of a gate that it is to make.
     """
 
     operand: Any
@@ -154,11 +154,11 @@ def _stacked(flavour: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
         for groups, made in zip(layers, solved(call.stack(flavour, x), len(layers)), strict=True):
             raw = out = _hidden(flavour, made.mean, made.second)
             for group in groups:
-                weights = [(group[0], x, SHARE)]
+                weights = [(group[0], x, made.from_input)]
                 if _projection(group) is not None:  # a projected state is made to have unit second moment
                     weights.append((_projection(group), raw, 1.0))
                     out = raw.scaled(made.second**-0.5)
-                weights.append((group[1], out, SHARE))
+                weights.append((group[1], out, made.second))  # as much as the state has
                 yield from (Reaching(*weight) for weight in weights)
             x = out.like(second=out.second / call.keep)
 
@@ -183,8 +183,8 @@ def _cell(flavour: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
 
     def recurrent(x: Signal, args: Sequence[Any], read: Any = None, repeats: int = 1) -> Iterator[Reaching]:
         (made,) = solved(Stack(flavour, _loop(repeats), _shared(x)), 1)
-        yield Reaching(args[2], x, SHARE)
-        yield Reaching(args[3], _hidden(flavour, made.mean, made.second), SHARE)
+        yield Reaching(args[2], x, made.from_input)
+        yield Reaching(args[3], _hidden(flavour, made.mean, made.second), made.second)
 
     return forward, recurrent
 
