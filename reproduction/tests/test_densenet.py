@@ -49,6 +49,17 @@ def test_small_scale_has_more_networks_on_cifar10_and_they_come_first() -> None:
     assert len(set(plan("small", 3, 2, epochs=2))) == 12
 
 
+def test_medium_scale_is_the_papers_svhn_network_on_cifar10_and_the_small_one_for_longer_on_svhn() -> None:
+    trials = plan("medium", 2, 1)
+    found = [(t.dataset, t.depth, t.growth, t.keep, t.epochs, t.images, t.seed) for t in trials]
+    assert found == [
+        ("cifar10", 40, 12, 0.8, 6, None, 0),
+        ("svhn", 22, 8, 0.8, 40, None, 0),
+        ("cifar10", 40, 12, 0.8, 6, None, 1),
+    ]
+    assert {(t.reestimated, t.sensitivity) for t in trials} == {(10_000, False)}
+
+
 def test_momentum_is_forgotten_every_five_epochs_and_the_rate_drops_twice() -> None:
     schedule = densenet.schedule(Trial("cifar10", 100, 12, 0.8, 0))
     assert [e for e in range(21) if schedule.forgets_at(e)] == [5, 10, 15, 20]

@@ -30,14 +30,17 @@ def test_a_claim_is_held_in_all_parts_in_some_or_in_none(parts: tuple[bool, ...]
 
 
 def vgg_payload(
-    nesterov: tuple[float, float], adam: tuple[float, float], large: tuple[float, float] = (0.9, 0.9)
+    nesterov: tuple[float, float],
+    adam: tuple[float, float],
+    large: tuple[float, float] = (0.9, 0.9),
+    rates: tuple[float, ...] = (1e-2,),
 ) -> dict[str, Any]:
-    """Make up the errors of the paper's weights and of He's at the best rate, and at a large one."""
+    """Make up the errors of the paper's weights and of He's at the best rate, and at large ones."""
     records = [
         test_vgg.record(optimiser, rate, init, error if rate == 1e-3 else large[init == "he"])
         for optimiser, errors in (("nesterov", nesterov), ("adam", adam))
         for init, error in zip(("paper", "he"), errors, strict=True)
-        for rate in (1e-2, 1e-3)
+        for rate in (*rates, 1e-3)
     ]
     records += [{**r, "config": {**r["config"], "seed": 1}} for r in records if r["config"]["rate"] == 1e-3]
     records.append(test_vgg.record("adam", 1e-3, "plan", 0.123))
@@ -79,12 +82,17 @@ def test_vgg_is_judged_by_the_errors_of_both_optimisers_and_by_the_rates_that_le
 
 
 def test_vgg_holds_only_if_the_error_is_lower_beyond_chance_and_the_first_layer_waits() -> None:
-    for waits, expected in ((0, "partly"), (3, "held")):
-        payload = vgg_payload((0.1, 0.2), (0.1, 0.2), (0.7, 0.9))
-        payload["rows"][1]["waited"] = [0, waits]
+    rates = (0.01, 0.02, 0.03)
+    for waits, expected in (((0, 0, 0, 3), "partly"), ((1, 1, 2, 3), "held")):
+        payload = vgg_payload((0.1, 0.2), (0.1, 0.2), (0.7, 0.9), rates)
+        for row in payload["rows"]:
+            row["waited"] = waits if row["init"] == "he" else (0, 0, 0, 0)
         section = vgg(payload)
         assert section.verdict == expected
-        assert f"at most 0 epochs with the paper's weights and {waits} epochs with He's" in section.found[3]
+        assert "at most 0 epochs with the paper's weights and 3 epochs with He's" in section.found[3]
+    fewer = vgg_payload((0.1, 0.2), (0.1, 0.2), (0.7, 0.9), rates[:2])  # four pairs of rates: chance may do it
+    fewer["rows"][1]["waited"] = fewer["rows"][3]["waited"] = (1, 2, 3)
+    assert vgg(fewer).verdict == "partly"
     ours, he = payload["rows"][:2]
     he["by_seed"] = {"0": 0.9}
     assert vgg(payload).verdict == "partly"  # a single seed cannot tell
@@ -94,7 +102,23 @@ def test_vgg_holds_only_if_the_error_is_lower_beyond_chance_and_the_first_layer_
         section = vgg(payload)
         assert section.verdict == expected
         words = "lower" if expected == "held" else "not significant"
-        assert f"points, paired by seed: {words}). The network learns at 2 of 2 rates" in section.found[0]
+        assert f"points, paired by seed: {words}). The network learns at 4 of 4 rates" in section.found[0]
+
+
+def test_half_the_width_is_judged_by_its_errors_alone_and_says_what_integrating_dropout_changes() -> None:
+    records = [
+        {**test_vgg.record("nesterov", rate, init, error + 0.01 * seed, seed=seed), "integrated": {"error": error}}
+        for init, rate, error in (("paper", 1e-2, 0.2), ("he", 1e-3, 0.3), ("plan", 1e-2, 0.25))
+        for seed in (0, 1)
+    ]
+    payload = vgg_payload((0.1, 0.2), (0.1, 0.2))
+    payload |= {"rows": summarise_vggs(records), "config": {**payload["config"], "scale": "medium"}}
+    section = vgg(payload)
+    assert (section.title[-14:], section.verdict) == (", half as wide", "held")
+    # The records' test error is 0.01 above the validation error, and 0.01 more with the second seed.
+    assert "the test error of 6 networks changes by -2.00 to -1.00 points (in the mean -1.50" in section.found[-1]
+    payload["rows"] = summarise_vggs(records[:1] + records[2:])
+    assert vgg(payload).verdict == "not at this scale"  # one pair of seeds has no interval
 
 
 def test_the_error_with_dropout_on_stands_beside_that_of_its_rate() -> None:

@@ -166,9 +166,10 @@ def test_the_plan_has_two_seeds_everywhere_and_a_third_near_the_best() -> None:
     assert set(everything) | set(unknown) <= set(possible(SMALL))
 
 
-def test_the_best_rate_is_by_the_mean_over_seeds_and_diverged_counts_as_guessing() -> None:
+def test_the_best_rate_is_by_the_mean_over_seeds_and_diverged_is_worse_than_guessing() -> None:
     records = [record("he", 1e-2, 0.2), record("he", 1e-2, None, seed=1), record("he", 1e-3, 0.5)]
     assert best_rate(records) == 1e-3
+    assert best_rate([record("he", 1e-2, None), record("he", 1e-3, 0.91)]) == 1e-3  # worse than guessing by chance
     assert best_rate([]) is None
 
 

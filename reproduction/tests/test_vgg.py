@@ -219,6 +219,15 @@ def test_small_stages_add_ours_at_the_best_rate_and_then_seeds() -> None:
     assert len(first) + len(added) + len(again) == planned_trials("small", 3)
 
 
+def test_medium_stages_have_nesterov_at_the_rates_of_the_map_a_seed_at_a_time() -> None:
+    base = Vgg(scale="medium").base
+    assert (base.width, base.epochs, base.held_out) == (32, 20, 5000)
+    ((_, trials),) = stages(base, "medium", 2, lambda trials: [])
+    assert len(trials) == planned_trials("medium", 2) == 6
+    assert [t.seed for t in trials] == [0, 0, 0, 1, 1, 1]
+    assert {(t.optimiser, t.init, t.rate) for t in trials} == {("nesterov", i, r) for i, r in experiment.MAPPED.items()}
+
+
 def test_width_is_a_share_of_the_papers() -> None:
     assert (Vgg(width=0.25).base.width, Vgg().base.width, Vgg(scale="paper").base.width) == (16, 16, 64)
     for width in (0.0, -1.0, 16.0):
@@ -257,6 +266,7 @@ def test_a_trial_that_is_killed_goes_on_and_ends_in_the_same_numbers(
     assert [len(seconds) for seconds in whole["start"].values()] == [15, 15]
     assert 0 <= whole["dropout_on"]["error"] <= 1
     assert whole["dropout_on"]["log_loss"] != whole["validation"][-1]["log_loss"]
+    assert whole["integrated"]["log_loss"] != whole["test"][-1]["log_loss"]
 
 
 @pytest.mark.filterwarnings("ignore:.*is not the published file")
@@ -264,7 +274,7 @@ def test_a_rate_at_which_training_diverges_is_a_result_without_an_error(tmp_path
     trial = replace(SMALL, rate=1e20)
     found = {"config": vars(trial), **run_trial(trial, data_dir=write_cifar10(tmp_path, 20))}
     assert 0 < found["diverged"] <= 1
-    assert (found["validation"], found["test"], found["dropout_on"]) == ([], [], None)
+    assert (found["validation"], found["test"], found["dropout_on"], found["integrated"]) == ([], [], None, None)
     (row,) = summarise([found])
     assert (row["learnt"], row["errors"], row["error"], row["diverged"]) == ([], [None], None, 1)
 

@@ -91,9 +91,12 @@ def found(folder: Path) -> dict[str, Mapping[str, Any]]:
         raise ValueError(
             f"{folder} has no results; run `unitvar-paper reproduce`, or pass the folder of the results with --out."
         )
-    return {
-        name: payload for name, payload in there.items() if name.removesuffix("_small") not in there.keys() - {name}
-    }
+    return {name: payload for name, payload in there.items() if name == _kind(name) or _kind(name) not in there}
+
+
+def _kind(name: str) -> str:
+    """Return what an experiment is called at the paper's scale."""
+    return name.removesuffix("_small").removesuffix("_medium")
 
 
 def headlines(folder: Path, names: tuple[str, ...]) -> list[str]:
@@ -112,8 +115,7 @@ def page(folder: Path) -> str:
         f'<li><a href="#{name}">{_text(section.title)}</a>{_verdict(section)}</li>'
         for name, section in sections.items()
     )
-    missing = [name for name in SECTIONS if not {name, f"{name}_small", name.removesuffix("_small")} & results.keys()]
-    missing = list(dict.fromkeys(name.removesuffix("_small") for name in missing))
+    missing = list(dict.fromkeys(kind for kind in map(_kind, SECTIONS) if kind not in map(_kind, results)))
     absent = f"<p class=ran>Not run: {_text(', '.join(missing))}.</p>" if missing else ""
     errata = "".join(f"<li>{_text(item)}</li>" for item in ERRATA)
     return f"""<!doctype html>

@@ -41,8 +41,8 @@ class StagedSweep(ABC):
     title: ClassVar[str]
     """What people call it."""
 
-    scale: Literal["small", "paper"] = "small"
-    """paper: the size of the paper; small: for two CPU cores."""
+    scale: Literal["small", "medium", "paper"] = "small"
+    """paper: the size of the paper; small: for two CPU cores; medium: for two that have half a day."""
 
     out: Path = record.OUT
     """Folder for the summary, the pictures, one file a trial, and checkpoints of those that run."""
@@ -119,7 +119,7 @@ class StagedSweep(ABC):
     @property
     def name(self) -> str:
         """What the results of this scale are called."""
-        return self.kind if self.scale == "paper" else f"{self.kind}_small"
+        return self.kind if self.scale == "paper" else f"{self.kind}_{self.scale}"
 
     @property
     def folder(self) -> Path:

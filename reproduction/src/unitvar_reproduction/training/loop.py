@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import unitvar
 from unitvar_reproduction.data.augment import draw_moves, moved
 from unitvar_reproduction.data.images import Images
 from unitvar_reproduction.networks.architectures import drop_, evaluating
@@ -174,21 +175,30 @@ def _step(
 
 
 @torch.no_grad()
-def judge(model: nn.Module, data: Images, batch: int = 500, *, dropout: bool = False) -> tuple[Tensor, float]:
+def judge(
+    model: nn.Module, data: Images, batch: int = 500, *, dropout: bool = False, integrated: bool = False
+) -> tuple[Tensor, float]:
     """Return whether each image of this process's part is taken for another, and the sum of their log losses."""
     place = replica()
     wrong, loss = [], 0.0
     with evaluating(model):
-        if dropout:
-            drop_(model)
+        ask = _mixed(model) if integrated else drop_(model) if dropout else model
         for images, labels in data[place.rank :: place.count].batches(batch):
-            logits = model(images)
+            logits = ask(images)
             wrong.append(logits.argmax(dim=1) != labels)
             loss += F.cross_entropy(logits, labels, reduction="sum").item()
     return torch.cat(wrong), loss
 
 
-def evaluate(model: nn.Module, data: Images, batch: int = 500, *, dropout: bool = False) -> dict[str, float]:
+def _mixed(model: nn.Module) -> Callable[[Tensor], Tensor]:
+    """Return a network that answers with the log of its probabilities, averaged over all masks of its dropout."""
+    expected = unitvar.expected(model)
+    return lambda images: expected.expect(images).probabilities.clamp_min(1e-12).log()
+
+
+def evaluate(
+    model: nn.Module, data: Images, batch: int = 500, *, dropout: bool = False, integrated: bool = False
+) -> dict[str, float]:
     """Return the error rate and the mean log loss; processes of a torchrun share the work.
 
     Args:
@@ -196,8 +206,9 @@ def evaluate(model: nn.Module, data: Images, batch: int = 500, *, dropout: bool 
         data: what to judge it by.
         batch: images at once.
         dropout: whether to leave dropout on, as in training; all else is in evaluation mode.
+        integrated: whether to integrate dropout out by :func:`unitvar.expected`.
     """
-    return averages(*judge(model, data, batch, dropout=dropout))
+    return averages(*judge(model, data, batch, dropout=dropout, integrated=integrated))
 
 
 def averages(wrong: Tensor, loss: float) -> dict[str, float]:

@@ -42,6 +42,8 @@ class Trial:
     """Whether to re-estimate with few batches, and with small and large ones, too."""
 
     precision: str = "float32"
+    reestimated: int | None = None
+    """Images to re-estimate from, the first of those to train on; None for all of them."""
 
 
 def load(trial: Trial, data_dir: Path | None) -> tuple[data.Images, data.Images, int]:
@@ -104,7 +106,7 @@ def run_trial(
     model = network(trial).to(device)
     place = replica()
     own = training[place.rank :: place.count]  # re-estimation merges what the processes find
-    batches = Batches(own, trial.batch)
+    batches = Batches(own[: trial.reestimated], trial.batch)
     notes: dict[str, Any] = {"measured": {}}
     note_time = stopwatch(notes)
 

@@ -39,9 +39,9 @@ def moved(found: Record) -> int | None:
 
 
 def validation_error(found: Record) -> float:
-    """Return the error by which a rate is chosen; that of guessing if training diverged."""
+    """Return the error by which a rate is chosen; one if training diverged, which is worse than any guess."""
     error = found["judged"].get("validation", {}).get("error")
-    return float(found["chance"]["validation"]["error"] if error is None else error)
+    return 1.0 if error is None else float(error)
 
 
 def best_rate(records: Iterable[Record]) -> float | None:

@@ -159,7 +159,8 @@ def run_trial(
     Returns:
         E z² by layer at the start, with dropout on and off; training loss and the root mean square of the first layer's
         gradient at POINTS points an epoch; error and log loss on the validation and the test set after each epoch, and
-        on the validation set with dropout left on at the end; where training diverged, or None.
+        at the end on the validation set with dropout left on and on the test set with dropout integrated out; where
+        training diverged, or None.
     """
     training, validation, test = (part.to(device) for part in load(trial, data_dir))
     with seeded(trial.seed):
@@ -192,6 +193,7 @@ def run_trial(
     )
     with seeded(trial.seed):
         noisy = evaluate(model, validation, dropout=True) if curve.diverged is None else None
+    expected = evaluate(model, test, integrated=True) if curve.diverged is None else None
     note_time()
     judge(model, test)
     return {
@@ -200,6 +202,7 @@ def run_trial(
         "validation": [record.finite(found) for found in notes["validation"]],
         "test": [record.finite(found) for found in notes["test"]],
         "dropout_on": noisy and record.finite(noisy),
+        "integrated": expected and record.finite(expected),
         "diverged": curve.diverged,
         "images": {"training": len(training), "validation": len(validation), "test": len(test)},
         **time_spent(notes),
