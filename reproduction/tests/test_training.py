@@ -19,7 +19,7 @@ from unitvar_reproduction.experiments.training.families import FAMILIES, ours
 from unitvar_reproduction.experiments.training.gains import effective_gain
 from unitvar_reproduction.experiments.training.page import refreshed
 from unitvar_reproduction.experiments.training.search import Cell, chosen, following, inside, ladder
-from unitvar_reproduction.experiments.training.section import rivals
+from unitvar_reproduction.experiments.training.section import scoreboard
 from unitvar_reproduction.experiments.training.trial import Trial
 from unitvar_reproduction.networks.fill import OPTIONS, fill_
 from unitvar_reproduction.statistics import estimate
@@ -315,14 +315,16 @@ def test_unknown_choices_are_named() -> None:
         Training(families=("gpt5",))
 
 
-def test_rivals_are_counted_by_their_verdict_against_ours() -> None:
+def test_the_scoreboard_counts_verdicts_against_ours_and_names_where_ours_is_worse() -> None:
     def row(family: str, init: str, verdict: str) -> dict[str, object]:
         return {"family": family, "optimiser": "adamw", "init": init, "minus ours": {"verdict": verdict}}
 
     saved = [row("lstm", "lsuv", "better"), row("gpt", "lsuv", "worse"), row("vit", "lsuv", "open")]
-    saved += [row("gpt", "unit", "no difference"), row("mlp-relu-4-0.5", "lsuv", "worse")]
-    assert rivals(saved, "adamw") == [
-        "AdamW, against LSUV, `initialize_` is better in 1 (GPT), worse in 1 (LSTM).",
-        'AdamW, against residual="unit", `initialize_` is not significantly different in 1 (GPT).',
-    ]
-    assert rivals(saved, "nesterov") == []
+    saved += [row("gpt", "unit", "no difference"), row("resnet", "torchvision", "diverged")]
+    saved += [row("mlp-relu-4-0.5", "lsuv", "worse")]
+    assert scoreboard(saved).rows == (
+        ("the family's usual one", "1", "0", "0", "–", "–", "–"),
+        ("LSUV", "1", "0", "LSTM", "–", "–", "–"),
+        ('residual="unit"', "0", "1", "0", "–", "–", "–"),
+    )
+    assert scoreboard(saved, dense=True).rows == (("LSUV", "1", "0", "0", "–", "–", "–"),)

@@ -41,6 +41,7 @@ GAINS = ("gain-0.7", "gain-0.5", "gain-0.35")
 BY_DEPTH = {"4": "gain-0.4", "8": "gain-0.6", "12": "gain-0.7", "16": "gain-0.8"}  # 0.03^(1/depth), to one digit
 OTHERS = ("he", "measured", "mean", *GAINS)
 LAST = ("xavier", "paper")
+GATED = dict.fromkeys(("lstm", "gru"), ("gain-2",))  # which makes gates of unit variance
 
 
 def first_inits(family: str) -> tuple[str, ...]:
@@ -55,7 +56,8 @@ def all_inits(family: str) -> tuple[str, ...]:
     branches = ("scaled", "damped", "zero") if kind.residual else ()
     embeddings = ("embeddings",) if kind.embeds else ()
     deep = (BY_DEPTH[family.split("-")[2]],) if family in MLPS else ()
-    return tuple(dict.fromkeys((*first_inits(family), *deep, *OTHERS, *branches, *embeddings, *LAST)))
+    asked = (*first_inits(family), *deep, *OTHERS, *GATED.get(family, ()), *branches, *embeddings, *LAST)
+    return tuple(dict.fromkeys(asked))
 
 
 def plan() -> Iterator[tuple[str, str, tuple[str, ...]]]:
@@ -68,7 +70,7 @@ def plan() -> Iterator[tuple[str, str, tuple[str, ...]]]:
         yield family, "nesterov", first_inits(family)
     for optimiser in START:
         for family in FAMILIES:
-            yield family, optimiser, (*first_inits(family), *OTHERS)
+            yield family, optimiser, (*first_inits(family), *OTHERS, *GATED.get(family, ()))
     for optimiser in START:
         for family in FAMILIES:
             yield family, optimiser, all_inits(family)

@@ -26,6 +26,7 @@ COLUMNS = 4
 DEPTHS = {"4": figures.COLOURS[0], "8": figures.COLOURS[1], "12": figures.COLOURS[2], "16": figures.COLOURS[3]}
 MARKERS = {"relu": "o", "gelu": "s", "tanh": "^"}
 DASHES = {"0.0": "-", "0.1": "-", "0.2": "-.", "0.3": "--", "0.4": "-.", "0.5": ":"}  # by dropout
+SPREAD = 4  # layers that a dropout of one would move a point by, so that those of one depth stand apart
 ENOUGH_GAINS = 4  # of one network, for the best to mean something
 
 
@@ -39,11 +40,12 @@ def draw_rates(saved: Saved, optimiser: str, path: Path) -> Path | None:
     figure = figures.figure(3.3 * COLUMNS, 2.5 * lines + 0.3)
     axes = list(figure.subplots(lines, COLUMNS, squeeze=False).flat)
     for ax, family in zip(axes, families, strict=False):
-        for name, colour in STYLES.items():
+        for place, (name, colour) in enumerate(STYLES.items()):
             init = {"usual": FAMILIES[family].usual, "ours": ours(family)}.get(name, name)
             for row in own:
                 if row["family"] == family and row["init"] == init:
                     _curve(ax, row, colour)
+                    _crosses(ax, row, colour, 0.98 - 0.05 * place)
         ax.set_title(FAMILIES[family].title, fontsize="small")
         ax.set_xscale("log")
         ax.spines[["top", "right"]].set_visible(False)
@@ -56,6 +58,8 @@ def draw_rates(saved: Saved, optimiser: str, path: Path) -> Path | None:
         if name != "ours" and not drawn & (usual if name == "usual" else {name}):
             continue
         axes[-1].plot([], [], color=colour, marker="o", markersize=3, label=_legend(name))
+    if any(None in row["tuning"].values() for row in own):
+        axes[-1].plot([], [], color="0.3", marker="x", markersize=4, linestyle="", label="diverged")
     axes[-1].legend(
         loc="center", fontsize="small", frameon=False, title=f"{OPTIMISERS[optimiser]}, rate chosen: large dot"
     )
@@ -76,6 +80,13 @@ def _curve(ax: Any, row: Mapping[str, Any], colour: str) -> None:
         ax.plot([row["rate"]], [best], color=colour, marker="o", markersize=5)
 
 
+def _crosses(ax: Any, row: Mapping[str, Any], colour: str, height: float) -> None:
+    """Mark the rates at which training diverged, at a height of the panel of its own for each colour."""
+    rates = [float(rate) for rate, loss in row["tuning"].items() if loss is None]
+    where = ax.get_xaxis_transform()
+    ax.plot(rates, [height] * len(rates), color=colour, marker="x", markersize=4, linestyle="", transform=where)
+
+
 def draw_gains(found: Saved, path: Path) -> Path | None:
     """Draw, for the plain dense networks, loss against gain, and the best gain against depth and share of signal."""
     optimisers = [name for name in OPTIMISERS if any(row["optimiser"] == name for row in found)]
@@ -89,8 +100,9 @@ def draw_gains(found: Saved, path: Path) -> Path | None:
         for row in (row for row in own if len(row["points"]) > 1):
             _gain_curve(curves, row)
         for row in told:
-            _best_gain(by_depth, row, float(row["family"].split("-")[2]))
-            _best_gain(by_signal, row, row["signal"])
+            _, _, depth, dropout = row["family"].split("-")
+            by_depth.plot(int(depth) + SPREAD * (float(dropout) - 0.3), row["best"], **_style(row["family"]))
+            by_signal.plot(row["signal"], row["best"], **_style(row["family"]))
         _finish_gains(curves, by_depth, by_signal)
         curves.set_title(OPTIMISERS[name], fontsize="small")
         if not told:
@@ -108,13 +120,13 @@ def _finish_gains(curves: Any, by_depth: Any, by_signal: Any) -> None:
     depths = [depth / 10 for depth in range(30, 181)]
     by_depth.plot(depths, [0.03 ** (1 / depth) for depth in depths], color="0.5", linewidth=1, zorder=0)
     by_depth.annotate(
-        "0.03^(1/layers)", (16, 0.03 ** (1 / 16)), (-6, -14), textcoords="offset points", fontsize="x-small"
+        "0.03^(1/layers)", (10, 0.03 ** (1 / 10)), (-20, 10), textcoords="offset points", fontsize="x-small"
     )
     curves.set_xscale("log")
     by_signal.set_xscale("log")
     for ax, across, up in (
         (curves, "gain of a hidden layer", "log loss at its tuned rate"),
-        (by_depth, "layers", "gain with the lowest loss"),
+        (by_depth, "layers (of one depth: dropout 0.1 at the left to 0.5 at the right)", "gain with the lowest loss"),
         (by_signal, "predicted share of signal in the last layer", "gain with the lowest loss"),
     ):
         ax.set_xlabel(across, fontsize="small")
@@ -141,9 +153,3 @@ def _gain_curve(ax: Any, row: Mapping[str, Any]) -> None:
     gains, losses = zip(*((point["gain"], point["loss"]) for point in row["points"]), strict=True)
     label = f"{activation}, {depth} layers, dropout {dropout}"
     ax.plot(gains, losses, label=label, linestyle=DASHES.get(dropout, "-"), linewidth=1, **_style(row["family"]))
-
-
-def _best_gain(ax: Any, row: Mapping[str, Any], across: float) -> None:
-    ax.plot(across, row["best"], **_style(row["family"]))
-    words = f"dropout {row['family'].split('-')[3]}"
-    ax.annotate(words, (across, row["best"]), (5, 4), textcoords="offset points", fontsize="x-small")

@@ -8,7 +8,7 @@ from typing import Any
 
 from unitvar_reproduction.experiments.section import Grid
 from unitvar_reproduction.experiments.training.families import FAMILIES, MLPS, ours
-from unitvar_reproduction.experiments.training.section import matrix, overview, rivals
+from unitvar_reproduction.experiments.training.section import matrix, overview, scoreboard
 from unitvar_reproduction.experiments.training.summary import best_tuned
 from unitvar_reproduction.experiments.training.words import CALLS, OPTIMISERS, title
 from unitvar_reproduction.statistics import Estimate
@@ -39,14 +39,17 @@ def generated(payload: Mapping[str, Any]) -> dict[str, str]:
     """Return the parts of the page that are written from results, in Markdown."""
     saved, config = payload["rows"], payload["config"]
     sentences = [sentence for optimiser in OPTIMISERS for sentence in overview(saved, optimiser)]
-    sentences += [sentence for optimiser in OPTIMISERS for sentence in rivals(saved, optimiser)]
+    boards = [grid for grid in (scoreboard(saved), scoreboard(saved, dense=True)) if grid.rows]
     grids = [matrix(saved, o) for o in OPTIMISERS if any(row["optimiser"] == o for row in saved)]
     families = len({row["family"] for row in saved if row["family"] not in MLPS})
     dense = len({row["family"] for row in saved if row["family"] in MLPS})
     return {
         "size": f"{config['trials']:,} networks of {families} families and {dense} plain MLPs; {config['complete']} "
         f"combinations of family, optimiser and initialisation have all {config['seeds']} seeds.{_pending(saved)}",
-        "overview": "\n".join(f"- {sentence}" for sentence in sentences) or "- Not enough trials yet to compare.",
+        "overview": "\n\n".join(
+            ["\n".join(f"- {sentence}" for sentence in sentences) or "- Not enough trials yet to compare."]
+            + [f"{grid.caption}:\n\n{_markdown(grid)}" for grid in boards]
+        ),
         "calls": _markdown(Grid("", ("family", *OPTIMISERS.values()), tuple(_calls(saved)))),
         "tables": "\n\n".join(f"{grid.caption}.\n\n{_markdown(grid)}" for grid in grids),
         "gains": _markdown(Grid("", GAIN_HEADS, tuple(_gains(payload["gains"])))),

@@ -11,15 +11,20 @@ from unitvar_reproduction.experiments.training.summary import VERDICTS, claims
 from unitvar_reproduction.experiments.training.words import OPTIMISERS, title
 from unitvar_reproduction.statistics import Estimate
 
-__all__ = ["difference", "matrix", "overview", "rivals", "training"]
+__all__ = ["difference", "matrix", "overview", "scoreboard", "training"]
 
 Saved = Sequence[Mapping[str, Any]]
 HEADS = {"ours": "initialize_", "usual": "the usual one"}
 COLUMNS = (
     *HEADS, "scaled", "damped", "unit", "zero", "embeddings", "lsuv", "he", "xavier", "measured", "mean", "paper",
-    "gain-0.8", "gain-0.7", "gain-0.6", "gain-0.5", "gain-0.4", "gain-0.35",
+    "gain-2", "gain-0.8", "gain-0.7", "gain-0.6", "gain-0.5", "gain-0.4", "gain-0.35",
 )  # fmt: skip
-
+RIVALS = {
+    "default": "",
+    "usual": "the family's usual one",
+    **dict.fromkeys(("lsuv", "he", "unit", "mean", "measured", "gain-0.7", "gain-0.5", "gain-0.35"), ""),
+}
+"""What ``initialize_`` is counted against → its name, where it is not that of tables."""
 
 RATES = (
     "Compare the lowest points of the colours in a panel: each is an initialisation at its best rate, marked by a "
@@ -36,8 +41,10 @@ GAINS = (
 def training(p: Payload) -> Section:
     """Which initialisation trains best."""
     found = [sentence for optimiser in OPTIMISERS for sentence in overview(p["rows"], optimiser)]
-    found += [sentence for optimiser in OPTIMISERS for sentence in rivals(p["rows"], optimiser)]
-    tables = tuple(matrix(p["rows"], optimiser) for optimiser in OPTIMISERS if _of(p["rows"], optimiser))
+    tables = tuple(
+        [grid for grid in (scoreboard(p["rows"]), scoreboard(p["rows"], dense=True)) if grid.rows]
+        + [matrix(p["rows"], optimiser) for optimiser in OPTIMISERS if _of(p["rows"], optimiser)]
+    )
     config = p["config"]
     return Section(
         "When does it help?",
@@ -55,42 +62,49 @@ def training(p: Payload) -> Section:
 def overview(saved: Saved, optimiser: str) -> list[str]:
     """Say where ``initialize_`` is better than torch's default, where it is worse, and where that is open."""
     found = claims(saved, optimiser)
-    parts = [
-        f"{_verb(verdict)} {len(found[verdict])} ({'; '.join(FAMILIES[family].name for family in found[verdict])})"
-        for verdict in VERDICTS
-        if found[verdict]
-    ]
-    if not parts:
-        return []
-    return [f"{OPTIMISERS[optimiser]}, `initialize_` against torch's default: {'. '.join(parts)}."]
-
-
-def rivals(saved: Saved, optimiser: str) -> list[str]:
-    """Say, of the families that are no plain MLPs, where ``initialize_`` beats what else people use."""
-    found = []
-    for rival, words in (("usual", "the family's usual initialisation"), ("lsuv", "LSUV"), ("unit", title("unit"))):
-        by: dict[str, list[str]] = {verdict: [] for verdict in ("worse", "no difference", "better")}
-        for row in _of(saved, optimiser):
-            family = FAMILIES[row["family"]]
-            verdict = row["minus ours"]["verdict"]  # on the rival
-            if (
-                row["family"] not in MLPS
-                and row["init"] == (family.usual if rival == "usual" else rival)
-                and verdict in by
-            ):
-                by[verdict].append(family.name)
-        parts = [
-            f"{word} {len(by[verdict])} ({'; '.join(by[verdict])})"
-            for verdict, word in (
-                ("worse", "better in"),
-                ("no difference", "not significantly different in"),
-                ("better", "worse in"),
-            )
-            if by[verdict]
-        ]
+    sentences = []
+    for kind, dense in (("", False), ("plain dense networks, ", True)):
+        own = {v: [FAMILIES[f].name for f in found[v] if (f in MLPS) == dense] for v in VERDICTS}
+        parts = [f"{_verb(v)} {len(names)} ({'; '.join(names)})" for v, names in own.items() if names]
         if parts:
-            found.append(f"{OPTIMISERS[optimiser]}, against {words}, `initialize_` is {', '.join(parts)}.")
-    return found
+            what = f"{OPTIMISERS[optimiser]}, {kind}`initialize_` against torch's default"
+            sentences.append(f"{what}: {'. '.join(parts)}.")
+    return sentences
+
+
+def scoreboard(saved: Saved, dense: bool = False) -> Grid:
+    """Count, for each other initialisation and optimiser, where ``initialize_`` is better, and name where it is worse.
+
+    Args:
+        saved: the rows.
+        dense: whether to count the plain dense networks instead of the families, without names.
+    """
+    rows = []
+    for rival in (r for r in RIVALS if not (dense and r == "unit")):
+        cells: list[str] = []
+        for optimiser in OPTIMISERS:
+            by = _against(saved, optimiser, rival, dense)
+            cells += [f"{len(by['worse']) + len(by['diverged'])}", f"{len(by['no difference'])}"]
+            cells.append(f"{len(by['better'])}" if dense else "; ".join(by["better"]) or "0")  # there are many
+            if not any(by.values()):
+                cells[-3:] = ["–"] * 3
+        if set(cells) != {"–"}:
+            rows.append((RIVALS[rival] or title(rival), *cells))
+    heads = (f"{o}: {what}" for o in OPTIMISERS.values() for what in ("better", "no significant difference", "worse"))
+    kind = "plain dense networks" if dense else "families"
+    what = "is better, and in how many worse" if dense else "is better, and where it is worse"
+    return Grid(f"In how many {kind} `initialize_` {what}", ("than", *heads), tuple(rows))
+
+
+def _against(saved: Saved, optimiser: str, rival: str, dense: bool) -> dict[str, list[str]]:
+    """Return the names of families by the verdict on a rival against ``initialize_``, once all seeds are there."""
+    by: dict[str, list[str]] = {verdict: [] for verdict in VERDICTS if verdict != "open"}
+    for row in _of(saved, optimiser):
+        family, verdict = FAMILIES[row["family"]], row["minus ours"]["verdict"]
+        wanted = family.usual if rival == "usual" else rival
+        if (row["family"] in MLPS) == dense and row["init"] == wanted and verdict in by:
+            by[verdict].append(family.name)
+    return by
 
 
 def _verb(verdict: str) -> str:

@@ -27,7 +27,7 @@ CALLS = {
     "paper": 'mode="paper"',
     "mean": 'mode="mean"',
     "measured": 'method="measured"',
-    **{f"gain-{gain}": f"gain={gain}" for gain in (0.35, 0.4, 0.5, 0.6, 0.7, 0.8)},
+    **{f"gain-{gain}": f"gain={gain}" for gain in (0.35, 0.4, 0.5, 0.6, 0.7, 0.8, 2)},
     "embeddings": 'embeddings="unit"',
 }
 """Initialisation → the option of ``initialize_`` that makes it."""
