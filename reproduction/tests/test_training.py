@@ -15,8 +15,8 @@ from unitvar_reproduction.data import tasks
 from unitvar_reproduction.data.tasks import Examples
 from unitvar_reproduction.experiments.training import search, summary
 from unitvar_reproduction.experiments.training.experiment import Training, all_inits, plan
-from unitvar_reproduction.experiments.training.families import FAMILIES, ours
-from unitvar_reproduction.experiments.training.gains import effective_gain
+from unitvar_reproduction.experiments.training.families import FAMILIES, MLPS, ours
+from unitvar_reproduction.experiments.training.gains import advised, effective_gain
 from unitvar_reproduction.experiments.training.page import refreshed
 from unitvar_reproduction.experiments.training.search import Cell, chosen, following, inside, ladder
 from unitvar_reproduction.experiments.training.section import scoreboard
@@ -28,6 +28,7 @@ from unitvar_reproduction.sweep.store import Ledger
 from unitvar_reproduction.training.steps import Steps, judge_scores, train_steps
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is not the published file")
+RESULTS = Path(__file__).parents[1] / "results"
 CELL = Cell("lstm", "adamw", "default")
 START = list(search.START["adamw"])
 
@@ -232,6 +233,32 @@ def test_every_initialisation_of_a_dense_network_is_a_gain(init: str) -> None:
     assert effective_gain(family, init) == pytest.approx(measured, rel=0.03)
 
 
+@pytest.mark.parametrize(
+    ("family", "adamw", "nesterov"),
+    [
+        ("mlp-relu-12-0.4", "gain-0.5", "gain-0.7"),
+        ("mlp-gelu-16-0.1", "scaled", "gain-0.8"),  # 56 % noise
+        ("mlp-relu-4-0.1", "scaled", "scaled"),
+    ],
+)
+def test_what_the_plan_advises_is_read_off_its_words(family: str, adamw: str, nesterov: str) -> None:
+    assert (advised(family, "adamw"), advised(family, "nesterov")) == (adamw, nesterov)
+
+
+def test_with_the_gain_that_the_plan_advises_no_saved_network_is_worse_than_with_torchs_default() -> None:
+    """What the page says of the table of the advice; all networks with dropout 0.3 or more get one."""
+    saved = json.loads((RESULTS / "training.json").read_text(encoding="utf-8"))["rows"]
+    by = {(row["family"], row["optimiser"], row["init"]): row for row in saved}
+    verdicts = {
+        (family, optimiser): by[family, optimiser, init]["minus default"]["verdict"]
+        for family in MLPS
+        for optimiser in search.START
+        if (init := advised(family, optimiser)) != "scaled"
+    }
+    assert {family for family, _ in verdicts} >= {f for f in MLPS if float(f.split("-")[3]) >= 0.3}
+    assert set(verdicts.values()) <= {"better", "no difference"}
+
+
 def small_data(folder: Path) -> Path:
     write_text(folder, 4000)
     write_mnist(folder, 300)
@@ -263,7 +290,7 @@ def test_a_tiny_study_runs_resumes_and_writes_its_page(tmp_path: Path, monkeypat
     monkeypatch.setattr(
         "unitvar_reproduction.experiments.training.experiment.processes", lambda size: together()
     )  # no new processes
-    parts = ("size", "overview", "calls", "tables", "gains", "pictures")
+    parts = ("size", "overview", "calls", "tables", "advice", "gains", "pictures")
     page.write_text("".join(f"<!-- {name} -->\n<!-- end -->\n" for name in parts))
     options = {"families": ("autoencoder",), "optimisers": ("adamw",), "steps": 3, "seeds": 2, "workers": 1}
     study = Training(out, folder, inits=("default", "he"), page=page, **options)  # type: ignore[arg-type]

@@ -141,11 +141,14 @@ def test_little_signal_gets_advice_and_skips_take_it_away() -> None:
     deep = unitvar.plan(mlp(depth=12, width=64, dropout=0.4), x)
     assert "tells examples apart" in " ".join(deep.advice)
     assert "less dropout" in str(deep).replace("\n  ", " ")
+    assert "(72 % and <0.1 % of E z² at 33.weight)" in deep.advice[0]
     assert deep.advice[0].endswith("with SGD, try gain=0.7, with AdamW gain=0.5")
     lighter = unitvar.plan(mlp(depth=15, width=64, dropout=0.2), x).advice
     assert lighter[0].endswith("with SGD, try gain=0.8")  # nothing is known in favour of 0.5 with AdamW
+    shallow = unitvar.plan(mlp(depth=4, width=64, dropout=0.5), x)
+    assert shallow.advice[0].endswith("with SGD, try gain=0.4, with AdamW gain=0.5")
     quieter = unitvar.plan(mlp(depth=24, width=64, dropout=0.1), x).advice
-    assert quieter[0].endswith("norms")  # masks make less than half of E z²: nothing is known of a gain
+    assert quieter[0].endswith("with SGD, try gain=0.86")
     for fine in (mlp(depth=12, width=64, dropout=0.02), mlp(depth=3, width=64, dropout=0.4)):
         assert unitvar.plan(fine, x).advice == ()
     skips = nn.Sequential(nn.Linear(32, 192), *(Residual() for _ in range(6)), nn.Linear(192, 10))

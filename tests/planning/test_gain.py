@@ -9,6 +9,7 @@ from torch import Tensor, nn
 import unitvar
 from tests.composition.spelling import assert_as_predicted, assert_same_plans, white
 from tests.planning.models import mlp
+from unitvar.planning.gains import gain_at
 
 
 @pytest.mark.parametrize("gain", [0.35, 2.0])
@@ -50,6 +51,11 @@ def test_the_automatic_gain_leaves_three_percent_of_a_signal_that_drowns(depth: 
     assert f"mode forward, gain {gain}: " in str(found)
     assert [a.scale for a in found] == [b.scale for b in unitvar.plan(model, x, gain=gain)]
     assert 0.4 < 0.03 / gain**depth < 2.5  # one digit of the gain
+
+
+@pytest.mark.parametrize(("depth", "gain"), [(1, 0.4), (4, 0.4), (24, 0.86), (1000, 1.0)])
+def test_a_gain_is_that_of_four_layers_for_fewer_and_has_two_digits_for_many(depth: int, gain: float) -> None:
+    assert gain_at(depth) == gain
 
 
 def test_the_automatic_gain_is_one_where_the_signal_survives_or_norms_and_skips_carry_it() -> None:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator, Sequence
 
-from unitvar.planning.gains import LITTLE, gain_at, is_drowned
+from unitvar.planning.gains import TIMES, gain_at, is_drowned
 from unitvar.planning.layers import LayerPlan
 from unitvar.planning.records import Solved
 from unitvar.shown import percent
 
 __all__ = ["advice"]
 
-# The masks' share above which a gain is advised, by what trained best in dense networks, docs/when-does-it-help.md.
-MOSTLY, HEAVILY = 0.5, 0.6  # for SGD; for AdamW, with which gain=0.5 was worse than 1 at dropout 0.1
+# The masks' share above which gain=0.5 is advised with AdamW: below, it was worse than 1, docs/when-does-it-help.md.
+HEAVILY = 0.6
 SHIFTED = 1.1  # variance at a batch norm with dropout on over that with dropout off, or its inverse
 LARGE = 10.0  # E z² of an output
 
@@ -29,9 +29,9 @@ def advice(layers: Sequence[LayerPlan], solved: Solved, embedded: Collection[str
     if drowned and solved.gain == 1.0:
         first, last = drowned[0], drowned[-1]
         yield (
-            f"from {first.name} on, less than {100 * LITTLE:g} % of E z² tells examples apart "
-            f"({percent(last.signal)} at {last.name}), and {percent(last.noise)} is noise of dropout masks: use "
-            f"less dropout, or add skip connections or norms{_gains(last.noise, solved.out.longest[0] + 1)}"
+            f"from {first.name} on, the noise of dropout masks is more than {TIMES} times the signal that tells "
+            f"examples apart ({percent(last.noise)} and {percent(last.signal)} of E z² at {last.name}): use less "
+            f"dropout, or add skip connections or norms{_gains(last.noise, solved.out.longest[0] + 1)}"
         )
     if solved.shifts:
         (name, _), shift = max(solved.shifts.items(), key=lambda item: abs(math.log(item[1])))
@@ -51,7 +51,5 @@ def advice(layers: Sequence[LayerPlan], solved: Solved, embedded: Collection[str
 
 
 def _gains(noise: float, depth: int) -> str:
-    """Say which gain to try with which optimiser; nothing where none was better than one."""
-    if noise <= MOSTLY:
-        return ""
+    """Say which gain to try with which optimiser."""
     return f"; with SGD, try gain={gain_at(depth)}" + (", with AdamW gain=0.5" if noise > HEAVILY else "")

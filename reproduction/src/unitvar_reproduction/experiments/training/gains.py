@@ -9,18 +9,21 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
 import unitvar
-from unitvar_reproduction.experiments.training.families import FAMILIES, MLPS
+from unitvar_reproduction.experiments.training.families import FAMILIES, MLPS, ours
 from unitvar_reproduction.experiments.training.search import START
 
-__all__ = ["effective_gain", "gain_rows", "signal_share"]
+__all__ = ["advised", "effective_gain", "gain_rows"]
 
 Saved = Sequence[Mapping[str, Any]]
+ADVICE = {"adamw": r"AdamW gain=([\d.]+)", "nesterov": r"SGD, try gain=([\d.]+)"}
+"""Optimiser → how the plan's advice names a gain for it."""
 
 
 def effective_gain(family: str, init: str) -> float | None:
@@ -40,25 +43,29 @@ def effective_gain(family: str, init: str) -> float | None:
 
 
 @functools.cache
-def signal_share(family: str) -> float:
-    """Return what the plan predicts of the last layer: the share of E z² that tells examples apart."""
+def plan_of(family: str) -> unitvar.Plan:
+    """Return the plan that a user would read before training."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        plan = unitvar.plan(FAMILIES[family].make(), torch.randn(64, 1, 28, 28))
-    share = plan.layers[-1].signal
-    assert share is not None
-    return share
+        return unitvar.plan(FAMILIES[family].make(), torch.randn(64, 1, 28, 28))
+
+
+def advised(family: str, optimiser: str) -> str:
+    """Return the initialisation that the plan advises: with a gain, or without options."""
+    found = re.search(ADVICE[optimiser], " ".join(plan_of(family).advice))
+    return f"gain-{found[1]}" if found else ours(family)
 
 
 def gain_rows(saved: Saved) -> list[dict[str, Any]]:
-    """Return for each dense network and optimiser the share of signal, and each gain with its tuning and its loss."""
+    """Return for each dense network and optimiser what the plan predicts and advises, and each gain with its losses."""
     found = []
     for family, optimiser in itertools.product(MLPS, START):
         points = sorted(_points(saved, family, optimiser), key=lambda point: float(point["gain"]))
         if points:
             best = min(points, key=lambda point: float(point["tuning"]))
-            row = {"family": family, "optimiser": optimiser, "signal": signal_share(family), "best": best["gain"]}
-            found.append({**row, "points": points})
+            last = plan_of(family).layers[-1]
+            row = {"family": family, "optimiser": optimiser, "signal": last.signal, "noise": last.noise}
+            found.append({**row, "advised": advised(family, optimiser), "best": best["gain"], "points": points})
     return found
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from unitvar_reproduction.experiments.section import Grid
 from unitvar_reproduction.experiments.training.families import FAMILIES, MLPS, ours
-from unitvar_reproduction.experiments.training.section import matrix, overview, scoreboard
+from unitvar_reproduction.experiments.training.section import difference, matrix, overview, scoreboard
 from unitvar_reproduction.experiments.training.summary import best_tuned
 from unitvar_reproduction.experiments.training.words import CALLS, OPTIMISERS, title
 from unitvar_reproduction.statistics import Estimate
@@ -17,6 +17,7 @@ __all__ = ["generated", "refreshed"]
 
 Saved = Sequence[Mapping[str, Any]]
 GAIN_HEADS = ("network", "signal in the last layer", "optimiser", "gain: log loss", "best")
+ADVICE_HEADS = ("network", "noise and signal in the last layer", *OPTIMISERS.values())
 
 
 def refreshed(text: str, payload: Mapping[str, Any]) -> str:
@@ -52,6 +53,7 @@ def generated(payload: Mapping[str, Any]) -> dict[str, str]:
         ),
         "calls": _markdown(Grid("", ("family", *OPTIMISERS.values()), tuple(_calls(saved)))),
         "tables": "\n\n".join(f"{grid.caption}.\n\n{_markdown(grid)}" for grid in grids),
+        "advice": _markdown(Grid("", ADVICE_HEADS, tuple(_advised(saved, payload["gains"])))),
         "gains": _markdown(Grid("", GAIN_HEADS, tuple(_gains(payload["gains"])))),
         "pictures": "\n\n".join(f"![{_caption(name)}](../reproduction/results/{name})" for name in config["pictures"]),
     }
@@ -78,6 +80,20 @@ def _call(row: Mapping[str, Any]) -> str:
         return f"{name} ({against['verdict'] or 'not compared yet'})"
     star = " *" if against["verdict"] in ("better", "worse") else " ?" if against["verdict"] == "open" else ""
     return f"{name} ({Estimate(**against['difference']):+.3f}{star})".replace("± +", "± ").replace("-0", "−0")
+
+
+def _advised(saved: Saved, gains: Saved) -> Iterator[tuple[str, ...]]:
+    """Give for each dense network what the plan advises with each optimiser, and how that differs from the default."""
+    by = {(row["family"], row["optimiser"], row["init"]): row for row in saved}
+    advice = {(row["family"], row["optimiser"]): row for row in gains}
+    for family in dict.fromkeys(row["family"] for row in gains):
+        cells = []
+        for optimiser in OPTIMISERS:
+            init = advice[family, optimiser]["advised"] if (family, optimiser) in advice else ours(family)
+            call = f"`{CALLS[init]}`" if init in CALLS and init != ours(family) else "no gain"
+            cells.append(f"{call}: {difference(by.get((family, optimiser, init)))}")
+        last = next(row for row in gains if row["family"] == family)
+        yield FAMILIES[family].title, f"{100 * last['noise']:.0f} % and {100 * last['signal']:.2g} %", *cells
 
 
 def _pending(saved: Saved) -> str:
