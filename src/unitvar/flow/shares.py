@@ -40,11 +40,14 @@ class MeasuredShares:
         if layer.time_first and z.dim() > 1:  # whatever the batch begins with: steps, and then examples
             z = z.transpose(0, -2)
             b = z.shape[0]
-        if b < 2 or z.dim() < 2 or z.shape[0] % b or not z.numel() or self.calls[layer] > _STEPS:
+        if b < 2 or z.dim() < 2 or z.shape[0] % b or not z.numel() or max(self.calls[layer], layer.use) > _STEPS:
             return
         rows = z.reshape(b, -1)
-        step = max(1, rows.shape[1] * b // _KEPT)
-        now = rows[:, ::step].to(widest(z), copy=True)  # copied: an activation may be computed in place
+        most = max(1, _KEPT // b)
+        if rows.shape[1] > most:  # drawn, always alike: evenly spaced ones would be of the same units
+            columns = torch.randint(rows.shape[1], (most,), generator=torch.Generator().manual_seed(0))
+            rows = rows[:, columns.to(z.device)]
+        now = rows.to(widest(z), copy=True)  # copied: an activation may be computed in place
         key = layer, self.calls[layer]
         before = self.last.get(key)
         self.last[key] = now
