@@ -12,7 +12,7 @@ from torch import nn
 from unitvar.graph import Graph, Node, Value, trace
 from unitvar.moments import Propagation, Rule, known, propagate
 from unitvar.moments.forward import rule_of
-from unitvar.moments.inputs import input_signals, other_axes
+from unitvar.moments.inputs import input_signals, renamed_inputs
 from unitvar.moments.known import ancestors, followed
 from unitvar.moments.reverse import gradients
 from unitvar.moments.shares import Shares, predicted_shares
@@ -57,7 +57,7 @@ def predict(model: nn.Module, batch: Any, outputs: Sequence[float]) -> Predictio
 def _predicted(graph: Graph, outputs: Sequence[float]) -> Predictions:
     inputs = input_signals(graph, "measured")
     found = propagate(graph, inputs, lambda _: None)
-    for others in other_axes(inputs) if found.mixed else ():  # perhaps another dimension counts examples
+    for others in renamed_inputs(graph, "measured") if found.mixed else ():  # perhaps another dimension counts examples
         other = propagate(graph, others, lambda _: None, numbers=found.numbers)
         found, inputs = (other, others) if other.mixed < found.mixed else (found, inputs)
     shifts = {}

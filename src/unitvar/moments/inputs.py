@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from unitvar.graph import Graph, Value
+from unitvar.moments.axes import default
 from unitvar.moments.correlation import Correlation
 from unitvar.moments.known import unmasked
 from unitvar.moments.signal import Signal
 from unitvar.running.example import check_numbers
 
-__all__ = ["ALLOWED", "INPUTS", "input_signals", "other_axes", "told_inputs"]
+__all__ = ["ALLOWED", "INPUTS", "input_signals", "renamed_inputs", "told_inputs"]
 
 INPUTS = ("auto", "standard", "measured")
 ALLOWED = "'auto', 'standard', 'measured', (mean, std) or a list of pairs"
@@ -26,13 +28,14 @@ _PART = 2**15  # numbers of a batch that are copied to float64 at a time
 _WHITE = Correlation(masks=1.0)  # the same under any mask, and otherwise unrelated
 
 
-def input_signals(graph: Graph, inputs: Any) -> list[Signal]:
+def input_signals(graph: Graph, inputs: Any, names: Mapping[str, str] = MappingProxyType({})) -> list[Signal]:
     """Describe each input of a graph.
 
     Args:
         graph: a run.
         inputs: ``"auto"``, ``"standard"``, ``"measured"``, ``(mean, std)``, or a list of pairs, one for each
             floating-point tensor.
+        names: usual names of dimensions → other ones.
     """
     floats = _floats(graph)
     if isinstance(inputs, str):
@@ -53,7 +56,7 @@ def input_signals(graph: Graph, inputs: Any) -> list[Signal]:
             "inputs='standard' or (mean, std)."
         )
     measure = inputs == "measured" or (inputs == "auto" and not _without_numbers(floats))
-    return [_described(value, chosen.get(id(value)), measure) for value in graph.inputs]
+    return [_described(value, chosen.get(id(value)), measure, names) for value in graph.inputs]
 
 
 def told_inputs(graph: Graph, inputs: Any, signal: Callable[[Value], Signal]) -> str:
@@ -89,23 +92,31 @@ def _without_numbers(floats: Sequence[Value]) -> str:
     return ""
 
 
-def other_axes(signals: Sequence[Signal]) -> list[list[Signal]]:
-    """List other ways to name the dimensions of inputs: with time first, as recurrences may have it, features last."""
-    return [[s.but(axes=names.get(s.axes, s.axes)) for s in signals] for names in _OTHERS]
+def renamed_inputs(graph: Graph, inputs: Any) -> Iterator[list[Signal]]:
+    """Describe inputs whose dimensions count something else: with time first, as for recurrences, or features last.
+
+    Batches are measured again: what were pairs of examples are then pairs of positions, or the reverse.
+    """
+    usual = {default(value.shape) for value in graph.inputs}
+    for names in _OTHERS:
+        if usual & names.keys():
+            yield input_signals(graph, inputs, names)
 
 
-def _described(value: Value, pair: Any, measure: bool) -> Signal:
+def _described(value: Value, pair: Any, measure: bool, names: Mapping[str, str]) -> Signal:
+    axes = default(value.shape)
+    axes = names.get(axes, axes)
     if pair is not None:
         mean, std = _pair(pair)
-        return Signal(mean, mean**2 + std**2, value.shape, correlation=_WHITE)
+        return Signal(mean, mean**2 + std**2, value.shape, correlation=_WHITE, axes=axes)
     tensor = value.tensor
     if value.dtype.is_floating_point and tensor is not None and not tensor.is_meta and tensor.numel():
         mask = _mask(tensor)
         if mask is not None:
-            return Signal(*_moments(mask[0]), value.shape, correlation=_WHITE, seen=mask[1])
+            return Signal(*_moments(mask[0]), value.shape, correlation=_WHITE, seen=mask[1], axes=axes)
     if (measure or not value.dtype.is_floating_point) and tensor is not None and not tensor.is_meta:
-        return _measured(tensor.detach().cpu(), value.shape)
-    return Signal(0.0, 1.0, value.shape, correlation=_WHITE)
+        return _measured(tensor.detach().cpu(), value.shape, axes)
+    return Signal(0.0, 1.0, value.shape, correlation=_WHITE, axes=axes)
 
 
 def _pair(pair: Any) -> tuple[float, float]:
@@ -118,21 +129,20 @@ def _pair(pair: Any) -> tuple[float, float]:
     return mean, std
 
 
-def _measured(tensor: Tensor, shape: tuple[int, ...]) -> Signal:
-    """Return the moments of a batch, those of pairs of its elements too."""
+def _measured(tensor: Tensor, shape: tuple[int, ...], names: str) -> Signal:
+    """Return the moments of a batch, those of pairs of its elements too, by the names of its dimensions."""
     if not tensor.numel():
-        return Signal(0.0, 0.0, shape, correlation=_WHITE)
+        return Signal(0.0, 0.0, shape, correlation=_WHITE, axes=names)
     tensor = tensor.abs() if tensor.is_complex() else tensor
     mean, second = _moments(tensor)
     if not math.isfinite(second):  # as NaN or an infinity among them makes it
         check_numbers(tensor)
-    made = Signal(mean, second, shape, correlation=_WHITE)
+    made = Signal(mean, second, shape, correlation=_WHITE, axes=names)
     if not tensor.is_floating_point() or tensor.dim() < 2:
         return made
     # In float64 where a large level would hide what varies.
-    x = _some(tensor).to(torch.float32 if made.var > _VARYING * made.second else torch.float64)
-    total = x.numel() * (second if len(x) == len(tensor) else _moments(x)[1])
-    names = made.axes
+    x = _some(tensor, names.index("b")).to(torch.float32 if made.var > _VARYING * made.second else torch.float64)
+    total = x.numel() * (second if x.shape == tensor.shape else _moments(x)[1])
     pairs = {}
     for label, kind in (("b", "examples"), ("f", "features"), ("p", "positions")):
         dims = [d for d, c in enumerate(names) if c == label]
@@ -175,10 +185,11 @@ def _parts(x: Tensor, whole: tuple[int, ...] = ()) -> Iterator[Tensor]:
         yield from _parts(part, (*whole, longest))
 
 
-def _some(tensor: Tensor) -> Tensor:
+def _some(tensor: Tensor, dim: int) -> Tensor:
     """Choose examples of a large batch, evenly, two or more: enough to tell how pairs of elements go together."""
-    many = max(2, _MANY * len(tensor) // tensor.numel())
-    return tensor if len(tensor) <= many else tensor[:: math.ceil(len(tensor) / many)]
+    there = tensor.shape[dim]
+    many = max(2, _MANY * there // tensor.numel())
+    return tensor if there <= many else tensor.movedim(dim, 0)[:: math.ceil(there / many)].movedim(0, dim)
 
 
 def _beside(x: Tensor, dim: int) -> float:

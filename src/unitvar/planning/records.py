@@ -20,12 +20,12 @@ class Record:
     second_out: list[float] = field(default_factory=list)  # E z² that unit rows would give
     mean: list[float] = field(default_factory=list)
     second: list[float] = field(default_factory=list)
-    share: float = 1.0
+    shares: list[float] = field(default_factory=list)  # E z² that it is to make: one, but for the parts of a gate
 
     @property
     def square(self) -> float:
-        """Return s² for a second moment of one."""
-        return self.share * len(self.second_out) / sum(self.second_out)
+        """Return s² for these second moments, in the mean over all uses."""
+        return sum(self.shares) / sum(self.second_out)
 
 
 @dataclass(frozen=True, slots=True)

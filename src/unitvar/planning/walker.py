@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from unitvar.graph import Graph
 from unitvar.moments import Propagation, Weighing, propagate
-from unitvar.moments.inputs import input_signals, other_axes
+from unitvar.moments.inputs import input_signals, renamed_inputs
 from unitvar.moments.signal import Signal
 from unitvar.planning.options import Options
 from unitvar.planning.records import Record, Table
@@ -32,7 +32,8 @@ class _Pass:
         if record is None:
             op = weighing.node.name.partition(".")[2]
             words = x.path.words if x.path.words or x.path.depth is not None else ("input",)
-            record = self.records[name] = Record(weighing.use, op, words, share=weighing.share)
+            record = self.records[name] = Record(weighing.use, op, words)
+        record.shares.append(weighing.share)
         record.second_out.append(weighing.second)
         record.mean.append(x.mean)
         record.second.append(x.second)
@@ -70,7 +71,7 @@ class Walker:
     def first(self, fixed: dict[str, float]) -> tuple[dict[str, Record], Propagation]:
         """Walk, and find out which dimension of an input counts examples: the one that nothing mixes."""
         best, chosen = self.walk(fixed), self.inputs
-        for inputs in other_axes(chosen) if best[1].mixed else ():
+        for inputs in renamed_inputs(self.graph, self.options.inputs) if best[1].mixed else ():
             self.inputs = inputs
             other = self.walk(fixed)
             if other[1].mixed < best[1].mixed:

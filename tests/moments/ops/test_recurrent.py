@@ -132,3 +132,134 @@ def test_noise_of_dropout_between_layers_does_not_grow_over_a_long_sequence() ->
         shares = ((one - other).square().mean((1, 2)) / 2 / one.square().mean((1, 2))).tolist()
         near.append(sum(shares[90:]) / sum(shares[5:15]))
     assert sum(near) / len(near) == pytest.approx(1, abs=0.2)
+
+
+class Sequences(nn.Module):
+    """A recurrence, and a linear layer on some of what it puts out."""
+
+    def __init__(self, kind: type[nn.RNNBase], read: str, **options: Any) -> None:
+        super().__init__()
+        self.body, self.read = kind(64, 96, **options), read
+        both = 2 if options.get("bidirectional") and read in ("out", "first", "last") else 1
+        self.head = nn.Linear(96 * both * (2 if read == "all states" else 1), 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out, state = self.body(x)
+        hidden, cell = state if isinstance(state, tuple) else (state, state)
+        read = {
+            "out": lambda: out,
+            "first": lambda: out[:, 0],
+            "last": lambda: out[:, -1],
+            "lower state": lambda: hidden[0],
+            "upper state": lambda: hidden[-1],
+            "lower cell": lambda: cell[0],
+            "all states": lambda: hidden.transpose(0, 1).flatten(1),
+        }
+        return self.head(read[self.read]())
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+@pytest.mark.parametrize(
+    ("read", "options"),
+    [
+        ("lower state", {"num_layers": 2, "dropout": 0.3}),
+        ("upper state", {"num_layers": 2, "dropout": 0.3}),
+        ("lower cell", {"num_layers": 2, "dropout": 0.3}),
+        ("all states", {"num_layers": 2, "dropout": 0.3}),
+        ("first", {"bidirectional": True}),
+        ("last", {"bidirectional": True}),
+    ],
+)
+def test_each_layer_and_each_end_of_a_recurrence_has_its_own_size(
+    kind: type[nn.RNNBase], read: str, options: dict[str, Any]
+) -> None:
+    """A lower layer's state is larger than the upper one's, and one direction starts where the other ends."""
+    x = torch.randn(64, 20, 64)
+    outcome = []
+    for _ in range(6):
+        model = Sequences(kind, read, batch_first=True, **options)
+        unitvar.initialize_(model, x, inputs="standard")
+        outcome.append(model(x).square().mean().item())
+    assert sum(outcome) / len(outcome) == pytest.approx(1, abs=0.2)
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+@pytest.mark.parametrize("alike", ["steps", "examples", "nothing"])
+def test_with_time_first_the_plan_is_that_of_batch_first(kind: type[nn.RNNBase], alike: str) -> None:
+    """What steps have in common a state keeps, and what examples have in common tells none of them apart."""
+    shape = {"steps": (32, 1, 64), "examples": (1, 20, 64), "nothing": (32, 20, 64)}[alike]
+    x = torch.randn(*shape).expand(32, 20, 64)
+    first = unitvar.plan(Sequences(kind, "out", batch_first=True), x.contiguous())
+    second = unitvar.plan(Sequences(kind, "out"), x.transpose(0, 1).contiguous())
+    assert [a.scale for a in second] == pytest.approx([a.scale for a in first], rel=0.01)
+    assert second["head.weight"].signal == pytest.approx(first["head.weight"].signal, abs=0.02)
+    assert first["head.weight"].signal == pytest.approx(0 if alike == "examples" else 1, abs=0.05)
+
+
+class Two(nn.Module):
+    """Two recurrences, one on the other, as a stack of two layers has them."""
+
+    def __init__(self, kind: type[nn.RNNBase], dropout: float) -> None:
+        super().__init__()
+        self.lower, self.drop, self.upper = kind(64, 96), nn.Dropout(dropout), kind(96, 96)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.upper(self.drop(self.lower(x)[0]))[0]  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_two_recurrences_are_scaled_like_a_stack_of_two_layers(kind: type[nn.RNNBase], dropout: float) -> None:
+    x = torch.randn(20, 32, 64)
+    stack = unitvar.plan(kind(64, 96, 2, dropout=dropout), x, inputs="standard")
+    apart = unitvar.plan(Two(kind, dropout), x, inputs="standard")
+    assert [a.scale for a in apart] == pytest.approx([a.scale for a in stack], rel=0.03)
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+@pytest.mark.parametrize("layers", [2, 3])
+def test_noise_of_dropout_between_layers_is_predicted_as_it_is_measured(kind: type[nn.RNNBase], layers: int) -> None:
+    x = torch.randn(64, 20, 64)
+    measured = []
+    for _ in range(3):
+        model = Sequences(kind, "out", num_layers=layers, dropout=0.5, batch_first=True)
+        unitvar.initialize_(model, x, inputs="standard")
+        measured.append(unitvar.measure(model, x, runs=4)["head.weight"])
+    signal, noise = (sum(getattr(layer, key) for layer in measured) / 3 for key in ("signal", "noise"))
+    assert noise > 0.3
+    assert measured[0].predicted_signal == pytest.approx(signal, abs=0.07)
+    assert measured[0].predicted_noise == pytest.approx(noise, abs=0.07)
+
+
+def test_a_level_that_all_inputs_share_is_no_signal_of_a_recurrence() -> None:
+    x = 5 + 0.1 * torch.rand(64, 12, 64)
+    plan = unitvar.plan(Sequences(nn.LSTM, "out", batch_first=True), x)
+    assert plan["head.weight"].signal == pytest.approx(0, abs=0.01)
+    assert plan["head.weight"].noise == pytest.approx(0, abs=0.01)
+    constant = unitvar.plan(Sequences(nn.LSTM, "out", batch_first=True), torch.ones(8, 12, 64), inputs="measured")
+    assert constant.advice == ()
+
+
+def test_dropout_of_everything_between_layers_leaves_no_signal() -> None:
+    plan = unitvar.plan(nn.LSTM(64, 96, 2, dropout=1.0), torch.randn(20, 32, 64))
+    assert plan.skipped["weight_ih_l1"] == "no signal reaches it: its input is always 0"
+
+
+class Twice(nn.Module):
+    """One recurrence on two sequences, the steps of one of which are alike."""
+
+    def __init__(self, *, smooth_first: bool) -> None:
+        super().__init__()
+        self.body, self.smooth_first = nn.LSTM(64, 96, batch_first=True), smooth_first
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        smooth = x[:, :1].expand_as(x)
+        one, other = (smooth, x) if self.smooth_first else (x, smooth)
+        return self.body(one)[0], self.body(other)[0]
+
+
+def test_a_recurrence_that_is_used_twice_keeps_its_states_in_any_order() -> None:
+    x = torch.randn(32, 20, 64)
+    plans = [unitvar.plan(Twice(smooth_first=first), x, inputs="standard") for first in (True, False)]
+    assert [a.scale for a in plans[0]] == pytest.approx([a.scale for a in plans[1]], rel=1e-6)
+    assert plans[0]["body.weight_hh_l0"].scale == pytest.approx(1, abs=0.01)

@@ -32,6 +32,7 @@ class Recurrence:
         states: E h² at each step.
         cells: E c² at each step; of h, where there is no cell.
         from_input: E z² that the input gives to a gate.
+        shared: the correlations of h with that of other runs, as many as the stack asks for.
     """
 
     mean: float
@@ -40,6 +41,7 @@ class Recurrence:
     states: tuple[float, ...]
     cells: tuple[float, ...]
     from_input: float
+    shared: tuple[float, ...] = ()
 
     def next(self, second: float) -> tuple[float, float]:
         """Return E h² and E c² one step after a state of this second moment."""
@@ -67,6 +69,8 @@ class Stack(NamedTuple):
         shared: the correlation of what the input gives to a gate at two steps.
         directions: 1 or 2.
         keep: the keep rate between layers.
+        below: E h² of the state that is the input of the first layer, if it comes from another stack, else 0.
+        others: the correlations of what the input gives to a gate with that of other runs, each with masks of its own.
     """
 
     flavour: str
@@ -74,11 +78,18 @@ class Stack(NamedTuple):
     shared: float
     directions: int = 1
     keep: float = 1.0
+    below: float = 0.0
+    others: tuple[float, ...] = ()
 
     @property
     def rounded(self) -> Stack:
         """Return one of the few that are worth a simulation of their own."""
-        return self._replace(steps=max(1, min(self.steps, LONGEST)), shared=round(self.shared, 2))
+        return self._replace(
+            steps=max(1, min(self.steps, LONGEST)),
+            shared=round(self.shared, 2),
+            below=float(f"{self.below:.2g}"),
+            others=tuple(round(other, 3) for other in self.others),
+        )
 
 
 def solved(stack: Stack, count: int) -> tuple[Recurrence, ...]:
@@ -91,8 +102,8 @@ def solved(stack: Stack, count: int) -> tuple[Recurrence, ...]:
     return _solved(stack.rounded, count)
 
 
-def simulated(stack: Stack, layers: Sequence[Layer]) -> Recurrence:
-    """Run layers from zero, as they start, and describe the last of them.
+def simulated(stack: Stack, layers: Sequence[Layer]) -> tuple[Recurrence, ...]:
+    """Run layers from zero, as they start, and describe each.
 
     A state is correlated with its past, through gates and weights alike, which no closed form follows: so small layers
     are run on Gaussian inputs.
@@ -106,9 +117,10 @@ def _solved(stack: Stack, count: int) -> tuple[Recurrence, ...]:
     found = []
     for depth in range(count):
         wanted = rest = _SECOND[stack.flavour]
-        power = 0.5 if depth and stack.flavour in _GATED else 1.0
+        below = simulation.second * stack.keep if depth else stack.below  # dropout's part is taken out whole
+        power = 0.5 if below and stack.flavour in _GATED else 1.0
         for _ in range(_ROUNDS):
-            made = (simulation.second * stack.keep) ** (1 - power) * rest**power  # dropout's part is taken out whole
+            made = below ** (1 - power) * rest**power
             h, c = simulation.layer(Layer(made / simulation.second, 1.0))
             # The mean of both: a ReLU's state grows by as much as its input does, and would not settle.
             rest = (rest + max(wanted / 10, wanted - float(h.square().mean()))) / 2
@@ -118,13 +130,14 @@ def _solved(stack: Stack, count: int) -> tuple[Recurrence, ...]:
 
 
 @lru_cache(maxsize=1024)
-def _simulated(stack: Stack, layers: tuple[Layer, ...]) -> Recurrence:
+def _simulated(stack: Stack, layers: tuple[Layer, ...]) -> tuple[Recurrence, ...]:
     simulation = _Simulation(stack)
+    found = []
     for layer in layers:
         h, c = simulation.layer(layer)
-        made = simulation.second * layer.input
+        found.append(_described(stack, h, c, simulation.second * layer.input))
         simulation.feed(h)
-    return _described(stack, h, c, made)
+    return tuple(found)
 
 
 class _Simulation:
@@ -134,8 +147,10 @@ class _Simulation:
         self.stack = stack
         self.gates = _GATES[stack.flavour] * _WIDTH
         self.generator = torch.Generator().manual_seed(0)
-        always, fresh = self._normal(_BATCH, self.gates), self._normal(stack.steps, _BATCH, self.gates)
-        self.inputs = fresh * math.sqrt(1 - stack.shared) + always * math.sqrt(stack.shared)
+        self.other = torch.Generator().manual_seed(1)  # so that other runs change no number of the first
+        one = self._sequences(self.generator)
+        others = (one * math.sqrt(rho) + self._sequences(self.other) * math.sqrt(1 - rho) for rho in stack.others)
+        self.inputs = torch.cat([one, *others], 1)
         self.depth, self.second = 0, 1.0
 
     def layer(self, layer: Layer) -> tuple[Tensor, Tensor]:
@@ -158,9 +173,19 @@ class _Simulation:
         """Make the states of a layer the input of the next."""
         self.depth += 1
         self.generator.manual_seed(self.depth)  # other numbers for another layer
-        mask = torch.rand(h.shape, generator=self.generator, device="cpu") < self.stack.keep
-        self.inputs = h * mask / self.stack.keep
-        self.second = max(1e-6, float(self.inputs.square().mean()))
+        first, *others = torch.split(h, _BATCH, 1)
+        drawn = [torch.rand(first.shape, generator=self.generator, device="cpu")]
+        drawn += [torch.rand(other.shape, generator=self.other, device="cpu") for other in others]
+        self.inputs = (
+            h * (torch.cat(drawn, 1) < self.stack.keep) / max(self.stack.keep, 1e-12)
+        )  # dropout 1 leaves zeros
+        self.second = max(1e-6, float(self.inputs[:, :_BATCH].square().mean()))
+
+    def _sequences(self, generator: torch.Generator) -> Tensor:
+        shared = self.stack.shared
+        always = torch.randn(_BATCH, self.gates, generator=generator, device="cpu")
+        fresh = torch.randn(self.stack.steps, _BATCH, self.gates, generator=generator, device="cpu")
+        return fresh * math.sqrt(1 - shared) + always * math.sqrt(shared)
 
     def _normal(self, *shape: int) -> Tensor:
         return torch.randn(shape, generator=self.generator, device="cpu")
@@ -168,16 +193,24 @@ class _Simulation:
 
 def _described(stack: Stack, h: Tensor, c: Tensor, from_input: float) -> Recurrence:
     steps = stack.steps
+    h, *others = torch.split(h, _BATCH, 1)
     second = float(h.square().mean())
     mean = float(h.mean()) if stack.flavour == "rnn_relu" else 0.0  # the others are odd in their inputs
     total = float(h.mean(0).square().mean())
     pair = (total * steps - second) / (steps - 1) if steps > 1 else mean**2
-    each, cells = (t[:, :, :_WIDTH].square().mean((1, 2)).tolist() for t in (h, c))
-    return Recurrence(mean, second, pair, tuple(each), tuple(cells), from_input)
+    each, cells = (t[:, :_BATCH, :_WIDTH].square().mean((1, 2)).tolist() for t in (h, c))
+    shared = tuple(_correlation(h, other, mean) for other in others)
+    return Recurrence(mean, second, pair, tuple(each), tuple(cells), from_input, shared)
+
+
+def _correlation(one: Tensor, other: Tensor, mean: float) -> float:
+    """Return the correlation of two tensors of one mean, from 0 to 1; 1 if nothing varies."""
+    pair, first, second = (float((a * b).mean()) - mean**2 for a, b in ((one, other), (one, one), (other, other)))
+    return max(0.0, min(1.0, pair / math.sqrt(first * second))) if min(first, second) > 0 else 1.0
 
 
 def _unrolled(flavour: str, inputs: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    h = c = torch.zeros(_BATCH, _WIDTH, device="cpu")
+    h = c = torch.zeros(inputs.shape[1], _WIDTH, device="cpu")
     states, cells = [], []
     for x in inputs:
         if flavour == "gru":

@@ -7,11 +7,15 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from unitvar.moments.ops.recurrence import FLAVOURS, LONGEST, Layer, Stack, simulated, solved
+from unitvar.moments.correlation import Correlation
+from unitvar.moments.ops.recurrence import FLAVOURS, LONGEST, Layer, Recurrence, Stack, simulated, solved
 from unitvar.moments.rule import Call, builtin
 from unitvar.moments.signal import Path, Signal
 
 __all__ = ["Reaching"]
+
+
+_STATES = ("lstm", "gru", "lstm cell", "gru cell")  # which are small: their gates are amplified only half-way
 
 
 class Reaching(NamedTuple):
@@ -28,9 +32,15 @@ class Reaching(NamedTuple):
     share: float
 
 
-def _shared(x: Signal) -> float:
-    """Return the correlation that a weight gives its outputs at two steps."""
-    return min(1.0, max(0.0, x.pair("positions") / x.second)) if x.second > 0 else 0.0
+def _shared(x: Signal, kind: str = "positions") -> float:
+    """Return the correlation that a weight gives its outputs for a kind of pair, such as two steps."""
+    return min(1.0, max(0.0, x.pair(kind) / x.second)) if x.second > 0 else 0.0
+
+
+def _below(x: Signal) -> float:
+    """Return E x² before dropout if x is the state of a gated recurrence, else 0."""
+    first, *rest = x.path.words or ("",)
+    return x.second * x.path.keep if first in _STATES and all(word.startswith("dropout") for word in rest) else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +81,7 @@ class Stacked:
 
     def stack(self, flavour: str, x: Signal) -> Stack:
         """Describe the stack to simulate."""
-        return Stack(flavour, self.steps, _shared(x), self.directions, self.keep)
+        return Stack(flavour, self.steps, _shared(x), self.directions, self.keep, _below(x))
 
 
 def _projection(group: Sequence[Any]) -> Any:
@@ -94,14 +104,47 @@ def _hidden(flavour: str, mean: float, second: float) -> Signal:
     return Signal(mean, second, (1,), path=Path((flavour.replace("_", " "),)))
 
 
-def _steps_of(out: Signal, states: Sequence[float], time_first: bool) -> tuple[Signal, ...]:
+def _dropped(out: Signal, keep: float) -> Signal:
+    """Describe what dropout between layers leaves."""
+    return out.like(second=out.second / keep) if keep else out.like(mean=0.0, second=0.0)
+
+
+def _steps_of(out: Signal, states: Sequence[float], time_first: bool, both: bool) -> tuple[Signal, ...]:
     """Describe each step: a state grows from zero. A long sequence ends as it has become."""
     if len(out.shape) != 3:
         return ()
     steps = out.shape[0 if time_first else 1]
     shape = (1, *out.shape[1:]) if time_first else (out.shape[0], 1, out.shape[2])
     each = [*states, *(states[-1],) * steps][:steps]
+    if both:  # the other direction starts at the last step
+        each = [(a + b) / 2 for a, b in zip(each, reversed(each), strict=True)]
     return tuple(out.like(second=max(out.mean**2, s), shape=shape) for s in each)
+
+
+def _last(out: Signal, layers: Sequence[Recurrence], seconds: Sequence[float], width: int) -> Signal:
+    """Describe the last states of all layers and directions, one on the other, by what the last layer puts out."""
+    whole = max(out.mean**2, sum(seconds) / len(seconds))
+    if len(out.shape) != 3:
+        return out.like(second=whole, shape=(1, width), axes="bf")
+    shape = (1, out.shape[out.axes.index("b")], width)
+    # Layers have weights of their own, as features have.
+    parts = tuple(
+        out.like(second=max(out.mean**2, s), shape=shape, axes="fbf", correlation=_correlation(out, layer))
+        for layer, s in zip(layers, seconds, strict=True)
+    )
+    return out.like(second=whole, shape=(len(seconds), *shape[1:]), axes="fbf", parts=parts, joined=0)
+
+
+def _correlation(x: Signal, made: Recurrence) -> Correlation:
+    """Return what other examples and other masks share of a layer, and its steps of each other."""
+    var = max(1e-300, made.second - made.mean**2)
+    rho = max(-1.0, min(1.0, (made.pair - made.mean**2) / var))
+    examples, masks = made.shared
+    return x.correlations.with_positions(rho)._replace(examples=examples, masks=masks)
+
+
+def _scaled(x: Signal, factor: float) -> Signal:
+    return x.scaled(factor, parts=tuple(part.scaled(factor) for part in x.parts))
 
 
 def _stacked(flavour: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
@@ -111,19 +154,21 @@ def _stacked(flavour: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
         for group, *_ in call.layers:
             layers.append(_layer(group, scale))
             scale = _norm(_projection(group))
-        made = simulated(call.stack(flavour, x), layers)
-        width = group[1].shape[-1]
+        stack = call.stack(flavour, x)._replace(others=(_shared(x, "examples"), _shared(x, "masks")))
+        every = simulated(stack, layers)
+        made, width = every[-1], group[1].shape[-1]
         axes = ("pbf" if call.time_first else "bpf") if len(x.shape) == 3 else "pf" if len(x.shape) == 2 else x.axes
-        var = max(1e-300, made.second - made.mean**2)
-        rho = (made.pair - made.mean**2) / var
-        # What examples and masks share of the input, the gates keep of it.
         out = x.like(mean=made.mean, second=made.second, shape=(*x.shape[:-1], width * call.directions), axes=axes,
-                     correlation=x.correlations.with_positions(max(-1.0, min(1.0, rho))), profile=None)  # fmt: skip
-        h = out.like(second=max(made.mean**2, made.states[-1]), shape=(1, width), axes="bf")
-        out = out.like(parts=_steps_of(out, made.states, call.time_first), joined=0 if call.time_first else 1)
-        cell = out.like(mean=0.0, second=made.cells[-1], shape=(1, width), axes="bf")
-        parts = tuple(p.scaled(math.sqrt(scale)) for p in out.parts)
-        return out.scaled(math.sqrt(scale), parts=parts), h.scaled(math.sqrt(scale)), cell
+                     correlation=_correlation(x, made), profile=None)  # fmt: skip
+        ends = [layer for layer in every for _ in range(call.directions)]
+        h = _last(out, ends, [layer.states[-1] for layer in ends], width)
+        cell = _last(out.like(mean=0.0), ends, [layer.cells[-1] for layer in ends], width)
+        steps = _steps_of(out, made.states, call.time_first, call.directions > 1)
+        return (
+            _scaled(out.like(parts=steps, joined=0 if call.time_first else 1), math.sqrt(scale)),
+            _scaled(h, math.sqrt(scale)),
+            cell,
+        )
 
     def actual(x: Signal, args: Sequence[Any], read: Callable[[Any], Signal]) -> Iterator[Reaching]:
         """Walk the layers with the weights that they have."""
@@ -132,7 +177,7 @@ def _stacked(flavour: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
         for groups in call.layers:
             known = [read(w) for w in groups[0]]
             before.append(_layer(known, scale))
-            made = simulated(stack, before)
+            made = simulated(stack, before)[-1]
             scale = _norm(_projection(known))
             states = sum(made.states[:-1]) / len(made.states)  # a recurrence starts from zero
             for group in groups:
@@ -140,7 +185,7 @@ def _stacked(flavour: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
                 if _projection(group) is not None:
                     yield Reaching(_projection(group), _hidden(flavour, made.mean, made.second), 1.0)
                 yield Reaching(group[1], _hidden(flavour, 0.0, states * scale), 1.0)
-            x = _hidden(flavour, 0.0, made.second * scale / call.keep)
+            x = _dropped(_hidden(flavour, 0.0, made.second * scale), call.keep)
 
     def recurrent(
         x: Signal, args: Sequence[Any], read: Callable[[Any], Signal] | None = None, repeats: int = 1
@@ -160,7 +205,7 @@ def _stacked(flavour: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
                     out = raw.scaled(made.second**-0.5)
                 weights.append((group[1], out, made.second))  # as much as the state has
                 yield from (Reaching(*weight) for weight in weights)
-            x = out.like(second=out.second / call.keep)
+            x = _dropped(out, call.keep)
 
     return forward, recurrent
 
@@ -175,14 +220,14 @@ def _cell(flavour: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
         x, hidden, *group = call.args
         weights = [g for g in group if g is not None]
         before = hidden[0] if isinstance(hidden, (tuple, list)) else hidden
-        made = simulated(Stack(flavour, _loop(call.repeats), _shared(x)), [_layer(weights, x.second)])
+        (made,) = simulated(Stack(flavour, _loop(call.repeats), _shared(x)), [_layer(weights, x.second)])
         second, cell = made.next(before.second)
         shape = (*x.shape[:-1], group[1].shape[-1])
         h = x.like(mean=min(made.mean, math.sqrt(second)), second=second, shape=shape)
         return (h, x.like(mean=0.0, second=cell, shape=shape)) if flavour == "lstm" else h
 
     def recurrent(x: Signal, args: Sequence[Any], read: Any = None, repeats: int = 1) -> Iterator[Reaching]:
-        (made,) = solved(Stack(flavour, _loop(repeats), _shared(x)), 1)
+        (made,) = solved(Stack(flavour, _loop(repeats), _shared(x), below=_below(x)), 1)
         yield Reaching(args[2], x, made.from_input)
         yield Reaching(args[3], _hidden(flavour, made.mean, made.second), made.second)
 
