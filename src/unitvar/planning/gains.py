@@ -17,7 +17,7 @@ from unitvar.planning.streams import Stream
 __all__ = ["TIMES", "automatic_gain", "gain_at", "is_drowned"]
 
 TIMES = 10  # the noise of masks drowns a signal that it exceeds so many times
-PRODUCT = 0.03  # of the gains of all layers
+PRODUCT = 0.03  # of as many gains as there are layers
 TRIED = 4, 16  # layers, between which networks have been trained with these gains, to one digit
 
 
