@@ -45,7 +45,8 @@ class MeasuredShares:
         rows = z.reshape(b, -1)
         most = max(1, _KEPT // b)
         if rows.shape[1] > most:  # drawn, always alike: evenly spaced ones would be of the same units
-            columns = torch.randint(rows.shape[1], (most,), generator=torch.Generator().manual_seed(0))
+            drawn = torch.Generator().manual_seed(0)
+            columns = torch.randint(rows.shape[1], (most,), generator=drawn, device="cpu")
             rows = rows[:, columns.to(z.device)]
         now = rows.to(widest(z), copy=True)  # copied: an activation may be computed in place
         key = layer, self.calls[layer]

@@ -176,9 +176,8 @@ class _Simulation:
         first, *others = torch.split(h, _BATCH, 1)
         drawn = [torch.rand(first.shape, generator=self.generator, device="cpu")]
         drawn += [torch.rand(other.shape, generator=self.other, device="cpu") for other in others]
-        self.inputs = (
-            h * (torch.cat(drawn, 1) < self.stack.keep) / max(self.stack.keep, 1e-12)
-        )  # dropout 1 leaves zeros
+        mask = torch.cat(drawn, 1) < self.stack.keep
+        self.inputs = h * mask / max(self.stack.keep, 1e-12)  # dropout 1 leaves zeros
         self.second = max(1e-6, float(self.inputs[:, :_BATCH].square().mean()))
 
     def _sequences(self, generator: torch.Generator) -> Tensor:
