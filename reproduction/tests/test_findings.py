@@ -174,6 +174,9 @@ def test_densenets_that_diverged_are_counted_and_none_that_did_not_is_said() -> 
     assert "diverged" not in densenet(payload).ran
     payload["done"]["diverged"] = 2
     assert "networks done, 2 of which diverged." in densenet(payload).ran
+    assert "re-estimated from" not in densenet(payload).ran
+    fewer = [{**row, "reestimated": 10_000} for row in payload["rows"]]
+    assert "re-estimated from 10,000" in densenet({**payload, "rows": fewer}).ran
     empty = densenet({**payload, "rows": [], "sensitivity": None})
     assert (empty.found, empty.verdict) == (("No network has been measured yet.",), "")
 

@@ -100,6 +100,8 @@ def _sizes(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     for row in rows:
         images = f"{row['images']['training']:,} images, {row['images']['test']:,} to test on"
         size = f"L = {row['depth']}, k = {row['growth']}, {row['epochs']} epochs, {images}"
+        if row["reestimated"]:
+            size += f", re-estimated from {row['reestimated']:,}"
         sizes.setdefault(size, {})[TITLES[row["dataset"]]] = None
     return [f"{' and '.join(names)}: {size}" for size, names in sizes.items()]
 

@@ -38,6 +38,7 @@ def summarise(records: Sequence[Record]) -> list[dict[str, Any]]:
             for name in VARIANTS if measured else ():
                 row: dict[str, Any] = {**dict(kind), "images": own[0]["images"], "moment": moment, "arm": name}
                 row["seeds"] = len(measured)
+                row["reestimated"] = own[0]["config"]["reestimated"]
                 for metric in ("error", "log_loss"):
                     row[metric] = _estimated([m[name][metric] for m in measured])
                 row["against"] = {other: _compared(measured, name, other) for other in VARIANTS[: VARIANTS.index(name)]}
