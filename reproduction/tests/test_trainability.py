@@ -27,6 +27,7 @@ from unitvar_reproduction.experiments.trainability.experiment import (
 )
 from unitvar_reproduction.experiments.trainability.summary import best_rate, moved, summarise, trained
 from unitvar_reproduction.experiments.trainability.trial import INITS, Trial, chance, load, network, update_signals
+from unitvar_reproduction.sweep.pools import together
 
 SMALL = Trial("mnist", "nesterov", 1e-2, "paper", 0, width=4, epochs=2, batch=16, images=40, judged=20, points=2)
 
@@ -221,6 +222,7 @@ def test_the_command_trains_what_is_asked_for_and_summarises_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sizes = {"width": 2, "epochs": 1, "batch": 16, "images": 40, "judged": 20, "points": 2}
+    monkeypatch.setattr("unitvar_reproduction.sweep.run.processes", lambda size: together())  # no new processes
     monkeypatch.setattr(experiment, "SIZES", {"small": sizes})
     monkeypatch.setattr(experiment, "FULL", replace(SMALL, dataset="cifar10", width=4, epochs=1))
     for write in (write_mnist, write_cifar10):

@@ -28,6 +28,7 @@ from unitvar_reproduction.experiments.vgg.experiment import (
 )
 from unitvar_reproduction.experiments.vgg.trial import INITS, Trial, initialise_, run_trial
 from unitvar_reproduction.sweep import staged
+from unitvar_reproduction.sweep.pools import together
 from unitvar_reproduction.sweep.run import TrialError, checkpoint_path
 
 KEEPS = (None, 0.7, 1, 0.6, 1, 0.6, 0.6, 1, 0.6, 0.6, 1, 0.6, 0.6, 0.5, 0.5)
@@ -291,6 +292,7 @@ def test_half_the_bits_train_almost_alike(tmp_path: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore:.*is not the published file")
 def test_the_command_trains_tidies_and_summarises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("unitvar_reproduction.sweep.run.processes", lambda size: together())  # no new processes
     monkeypatch.setattr(experiment, "SIZES", {"small": {"width": 2, "epochs": 1, "batch": 32, "held_out": 20}})
     monkeypatch.setattr(experiment, "FIXED", {"nesterov": (1e-2,), "adam": (1e-3,)})
     command = Vgg(out=tmp_path, data_dir=write_cifar10(tmp_path / "data", 20), workers=1)
