@@ -48,7 +48,7 @@ def draw_variants(rows: Sequence[Mapping[str, Any]], path: Path) -> Path:
         ax.set_xlabel("error minus as trained, points", fontsize="small")
         ax.spines[["top", "right"]].set_visible(False)
     axes[0].set_yticks(range(len(kinds)), [f"{TITLES[d]}, L = {depth}, keep {keep:g}" for d, depth, keep in kinds])
-    axes[0].invert_yaxis()
+    axes[0].set_ylim(len(kinds) - 0.5, -0.5)  # the first at the top
     for place, label in enumerate(LABELS.values()):
         axes[0].plot([], [], color=figures.COLOURS[place], marker="o", markersize=4, label=label)
     figures.legend(figure, axes[0])
