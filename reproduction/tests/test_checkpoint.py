@@ -85,6 +85,18 @@ def test_training_that_was_finished_is_not_done_again(tmp_path: Path) -> None:
     assert all(map(torch.equal, first.state_dict().values(), again.state_dict().values()))
 
 
+def test_training_that_was_stopped_for_good_does_not_go_on_from_its_checkpoint(tmp_path: Path) -> None:
+    """It may have been killed between its last epoch and its result."""
+    path = tmp_path / "checkpoint.pt"
+    first, curve, _ = run(NESTEROV, path, enough=lambda losses: len(losses) >= 2)
+    written = path.stat().st_mtime_ns
+    again, same, _ = run(NESTEROV, path, enough=lambda losses: len(losses) >= 2)
+    assert len(curve.training) == 2
+    assert path.stat().st_mtime_ns == written
+    assert curve == same
+    assert all(map(torch.equal, first.state_dict().values(), again.state_dict().values()))
+
+
 def test_a_checkpoint_is_data_only_and_leaves_no_partial_files(tmp_path: Path) -> None:
     run(ADAM, tmp_path / "checkpoint.pt")
     assert [file.name for file in tmp_path.iterdir()] == ["checkpoint.pt"]

@@ -1,5 +1,7 @@
 """train: deterministic, and undisturbed by what is measured on the way."""
 
+from collections.abc import Callable, Sequence
+
 import pytest
 import torch
 
@@ -119,6 +121,22 @@ def test_weights_that_the_last_step_of_an_epoch_ruins_end_training_before_they_a
     curve = train(model, training[:50], Schedule(3, 1e39, 50), seed=0, after_epoch=measured.append)
     assert (curve.diverged, len(curve.training), measured) == (1.0, 1, [])
     assert curve.training[0] < 10  # the loss was of the weights before
+
+
+def test_training_stops_before_the_epoch_that_is_not_wanted_and_goes_the_same_way_until_there() -> None:
+    def until(points: int) -> Callable[[Sequence[float]], bool]:
+        return lambda losses: len(losses) >= points
+
+    training, _ = data.digits(0)
+    curves = []
+    for wanted in (3, 2, 0):
+        with seeded(0):
+            model = networks.mlp(64, 0.5, width=8, hidden=1)
+        before = {name: value.clone() for name, value in model.state_dict().items()}
+        curves.append(train(model, training[:100], Schedule(3), seed=0, points=2, enough=until(2 * wanted)).training)
+    assert [len(curve) for curve in curves] == [6, 4, 0]
+    assert curves[0][:4] == curves[1]
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
 
 
 def test_training_learns() -> None:

@@ -13,7 +13,7 @@ from torch import nn
 
 from fake import write_cifar10, write_mnist, write_svhn
 from unitvar_reproduction.experiments.sections import SECTIONS
-from unitvar_reproduction.experiments.trainability import experiment
+from unitvar_reproduction.experiments.trainability import experiment, trial
 from unitvar_reproduction.experiments.trainability.claims import claims, compared
 from unitvar_reproduction.experiments.trainability.experiment import (
     LIKELY,
@@ -26,7 +26,15 @@ from unitvar_reproduction.experiments.trainability.experiment import (
     stages,
 )
 from unitvar_reproduction.experiments.trainability.summary import best_rate, moved, summarise, trained
-from unitvar_reproduction.experiments.trainability.trial import INITS, Trial, chance, load, network, update_signals
+from unitvar_reproduction.experiments.trainability.trial import (
+    INITS,
+    Trial,
+    chance,
+    load,
+    network,
+    run_trial,
+    update_signals,
+)
 from unitvar_reproduction.sweep.pools import together
 
 SMALL = Trial("mnist", "nesterov", 1e-2, "paper", 0, width=4, epochs=2, batch=16, images=40, judged=20, points=2)
@@ -136,6 +144,24 @@ def test_a_loss_moves_where_it_is_a_tenth_below_guessing() -> None:
     """Two epochs of two points in 1,000 steps: 250 steps a point; a loss above guessing has not moved."""
     assert moved(record("he", 1e-2, 0.5, losses=(40.0, 2.25, 2.19, 1.0))) == 750
     assert moved(record("he", 1e-2, 0.5, losses=(2.3, 2.3, 2.3, 2.21))) is None
+
+
+def test_a_network_whose_loss_does_not_move_is_stopped_when_patience_ends(tmp_path: Path) -> None:
+    write_mnist(tmp_path, 80)
+    still = replace(SMALL, rate=1e-9, epochs=3)
+    whole, stopped = (run_trial(replace(still, patience=wait), data_dir=tmp_path) for wait in (None, 2))
+    assert (whole["stopped"], len(whole["curve"]["training"])) == (None, 6)
+    assert (stopped["stopped"], len(stopped["curve"]["training"])) == (2, 4)
+    assert stopped["curve"]["training"] == whole["curve"]["training"][:4]
+    assert stopped["steps"] == whole["steps"]  # what a point of the curve is does not change
+    assert set(stopped["judged"]) == {"validation", "test", "dropout_on"}
+
+
+def test_a_network_that_moves_in_time_is_trained_to_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_mnist(tmp_path, 80)
+    monkeypatch.setattr(trial, "chance", lambda labels: {"error": 0.9, "log_loss": 1e9})  # any loss has moved
+    found = run_trial(replace(SMALL, rate=1e-9, patience=1), data_dir=tmp_path)
+    assert (found["stopped"], len(found["curve"]["training"])) == (None, 4)
 
 
 def test_rates_are_tried_outwards_and_repeated_near_the_best() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,6 +56,7 @@ def train(
     *,
     seed: int,
     after_epoch: Callable[[int], object] = lambda epoch: None,
+    enough: Callable[[Sequence[float]], bool] = lambda losses: False,
     points: int = 1,
     at_point: Callable[[], object] = lambda: None,
     notes: dict[str, Any] | None = None,
@@ -72,6 +73,7 @@ def train(
         schedule: how.
         seed: of the order of the data, of their augmentation and of dropout.
         after_epoch: called with the number of epochs done; what it draws does not disturb training.
+        enough: asked before each epoch, given the losses so far, whether to stop there.
         points: how many points of the curve an epoch has.
         at_point: called at each; what it draws does not disturb training.
         notes: what the two callbacks have to remember; it goes into the checkpoint, and comes out of it.
@@ -95,6 +97,8 @@ def train(
             # the first takes over from then on, but not yet where training has just gone on from a checkpoint.
             called = torch.compile(called, dynamic=False)  # type: ignore[assignment]
         for epoch in range(state.epoch, schedule.epochs):
+            if enough(state.losses):
+                break
             diverged = _epoch(called, data, schedule, state, points, at_point, place)
             if diverged is None and not _finite(model):  # by its last step, which no loss has seen
                 diverged = 1.0

@@ -8,8 +8,8 @@ from typing import Any
 from unitvar_reproduction.experiments.section import Grid, Payload, Picture, Section, precision, verdict
 from unitvar_reproduction.experiments.trainability.claims import WORDS, at, compared
 from unitvar_reproduction.experiments.trainability.figures import TITLES
-from unitvar_reproduction.experiments.trainability.summary import DOUBT, MARGIN, OPTIMISERS
-from unitvar_reproduction.experiments.trainability.trial import NAMES
+from unitvar_reproduction.experiments.trainability.summary import DOUBT, OPTIMISERS
+from unitvar_reproduction.experiments.trainability.trial import MARGIN, NAMES
 from unitvar_reproduction.statistics import estimate
 
 __all__ = ["trainability"]
@@ -60,12 +60,18 @@ def trainability(p: Payload) -> Section:
         f"batches of {base['batch']} at one rate, no augmentation{precision(base['precision'])}; {done['trials']} of "
         f"{done['planned']} trials done. A network trains if guessing would reach its validation error, with "
         f"dropout off or on, less than once in {1 / DOUBT:,.0f} times. Its loss has moved when it is {MARGIN:g} below "
-        "that of guessing. Differences are paired by seed. A claim about errors or gradients is decided by the 95 % "
-        "interval over at least three seeds.",
+        f"that of guessing{_patience(base)}. Differences are paired by seed. A claim about errors or gradients is "
+        "decided by the 95 % interval over at least three seeds.",
         tuple(tables),
         tuple(pictures),
         verdict=verdict((ANSWERS[v] for v in verdicts), shrunk=True),
     )
+
+
+def _patience(base: Mapping[str, Any]) -> str:
+    """Return what happens to networks whose loss does not move."""
+    epochs = base.get("patience")
+    return "" if epochs is None else f"; training stops if it has not moved after {epochs} epochs"
 
 
 def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:

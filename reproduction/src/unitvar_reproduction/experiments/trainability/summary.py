@@ -6,13 +6,12 @@ import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from unitvar_reproduction.experiments.trainability.trial import DATASETS, INITS
+from unitvar_reproduction.experiments.trainability.trial import DATASETS, INITS, first_moved
 
-__all__ = ["DOUBT", "MARGIN", "OPTIMISERS", "best_rate", "moved", "starts", "summarise", "trained"]
+__all__ = ["DOUBT", "OPTIMISERS", "best_rate", "moved", "starts", "summarise", "trained"]
 
 OPTIMISERS = {"nesterov": "Nesterov momentum", "adam": "Adam"}
 DOUBT = 1e-3  # how often a network that guesses may be taken for one that has learnt
-MARGIN = 0.1  # nats below guessing, at which the training loss has moved
 
 Record = Mapping[str, Any]
 
@@ -32,10 +31,8 @@ def trained(found: Record) -> bool:
 
 def moved(found: Record) -> int | None:
     """Return after how many steps the training loss, in the mean between two points, was first below guessing's."""
-    curve, points = found["curve"]["training"], _points(found)
-    below = found["chance"]["training"]["log_loss"] - MARGIN
-    first = next((i for i, loss in enumerate(curve, 1) if loss is not None and loss < below), None)
-    return None if first is None else round(first * found["steps"] / points)
+    first = first_moved(found["curve"]["training"], found["chance"]["training"]["log_loss"])
+    return None if first is None else round(first * found["steps"] / _points(found))
 
 
 def validation_error(found: Record) -> float:

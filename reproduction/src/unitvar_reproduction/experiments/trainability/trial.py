@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from unitvar_reproduction.sweep.staged import stopwatch, time_spent
 from unitvar_reproduction.training.loop import evaluate, seeded, train
 from unitvar_reproduction.training.schedule import Schedule
 
-__all__ = ["DATASETS", "INITS", "NAMES", "SIDE", "Trial", "chance", "network", "run_trial"]
+__all__ = ["DATASETS", "INITS", "MARGIN", "NAMES", "SIDE", "Trial", "chance", "first_moved", "network", "run_trial"]
 
 NAMES = {
     "paper": "paper",
@@ -33,6 +34,7 @@ NAMES = {
 INITS = tuple(NAMES)
 DATASETS = ("mnist", "svhn", "cifar10")
 SIDE = 32
+MARGIN = 0.1  # nats below guessing, at which the training loss has moved
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,8 @@ class Trial:
     """Points of the curves in an epoch."""
 
     precision: str = "float32"
+    patience: int | None = None
+    """Epochs after which a network whose training loss has not moved is stopped; default: none is."""
 
 
 def load(trial: Trial, data_dir: Path | None) -> tuple[data.Images, data.Images, data.Images]:
@@ -111,6 +115,12 @@ def update_signals(model: nn.Sequential, batch: data.Images, *, seed: int) -> li
     return record.rounded(gradient.square().mean().sqrt().item() for gradient in gradients)
 
 
+def first_moved(losses: Sequence[float | None], guessing: float) -> int | None:
+    """Return at which point of a curve the training loss was first below guessing's, by MARGIN; None if at none."""
+    below = guessing - MARGIN
+    return next((point for point, loss in enumerate(losses, 1) if loss is not None and loss < below), None)
+
+
 def schedule(trial: Trial) -> Schedule:
     """Return the paper's optimisers and penalty; the rate stays, so that a rate means one rate."""
     return Schedule(
@@ -145,7 +155,7 @@ def run_trial(
     Returns:
         Before training: E z² and the gradient's root mean square at each weight. On the way: the training loss and the
         first layer's gradient. At the end: error and log loss with dropout off and on; what guessing would give; where
-        training diverged, or None.
+        training diverged, or None; after how many epochs it was stopped because its loss had not moved, or None.
     """
     training, validation, test = (part.to(device) for part in load(trial, data_dir))
     example = training[:256]
@@ -160,11 +170,18 @@ def run_trial(
         gradient = first.weight.grad
         notes["gradient"].append(float("nan") if gradient is None else gradient.square().mean().sqrt().item())
 
+    guessing = chance(training.labels)
+
+    def hopeless(losses: Sequence[float]) -> bool:
+        waited = trial.patience is not None and len(losses) >= trial.patience * trial.points
+        return waited and first_moved(losses, guessing["log_loss"]) is None
+
     curve = train(
         model,
         training,
         schedule(trial),
         seed=trial.seed,
+        enough=hopeless,
         points=trial.points,
         at_point=at_point,
         after_epoch=lambda epoch: note_time(),
@@ -184,8 +201,9 @@ def run_trial(
         "curve": {"training": record.rounded(curve.training), "gradient": record.rounded(notes["gradient"])},
         "judged": judged,
         "diverged": curve.diverged,
+        "stopped": None if curve.diverged or not hopeless(curve.training) else len(curve.training) // trial.points,
         "steps": math.ceil(len(training) / trial.batch) * trial.epochs,
-        "chance": {"training": chance(training.labels), "validation": chance(validation.labels)},
+        "chance": {"training": guessing, "validation": chance(validation.labels)},
         "images": {"training": len(training), "validation": len(validation), "test": len(test)},
         **time_spent(notes),
     }
