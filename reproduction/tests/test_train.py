@@ -32,7 +32,7 @@ def test_training_is_a_function_of_the_seed() -> None:
     assert not states_equal(first, trained(seed=1))
 
 
-def test_measuring_every_arm_leaves_training_as_it_would_have_been() -> None:
+def test_measuring_every_variant_leaves_training_as_it_would_have_been() -> None:
     training, test = data.digits(0)
     seen = []
 

@@ -259,7 +259,9 @@ def test_the_command_trains_what_is_asked_for_and_summarises_all(
     with pytest.raises(ValueError, match=r"rate 0\.02 is not one of 1e-05, 3e-05"):
         replace(command, rates=(0.02,)).run(Console(quiet=True))
     command.run(Console(quiet=True))
-    steps = replace(command, tasks=("cifar10",), optimisers=("nesterov",), inits=("he",))
+    page = tmp_path / "page.md"
+    page.write_text("Before.\n\n<!-- map -->\nold\n<!-- end -->\n\nAfter.\n", encoding="utf-8")
+    steps = replace(command, page=page, tasks=("cifar10",), optimisers=("nesterov",), inits=("he",))
     steps.run(Console(quiet=True))
     found = json.loads((tmp_path / "trainability_small.json").read_text())
     # MNIST: two optimisers, two seeds, and near the only rate known a third; CIFAR-10: three, and two at full width.
@@ -276,3 +278,10 @@ def test_the_command_trains_what_is_asked_for_and_summarises_all(
     section = SECTIONS["trainability_small"](found)
     assert f"11 of {planned_trials()} trials done" in section.ran
     assert len(section.tables) == 3
+    written = page.read_text(encoding="utf-8")
+    assert written.startswith("Before.\n\n<!-- map -->\n\n" + section.ran)
+    assert written.endswith("|\n\n<!-- end -->\n\nAfter.\n")
+    assert "old" not in written
+    page.write_text("No marks.", encoding="utf-8")
+    with pytest.raises(ValueError, match="The page has the parts none; it needs map, each once"):
+        replace(steps, train=False).run(Console(quiet=True))

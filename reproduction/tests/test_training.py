@@ -13,11 +13,12 @@ import unitvar
 from fake import write_cifar10, write_mnist, write_text
 from unitvar_reproduction.data import tasks
 from unitvar_reproduction.data.tasks import Examples
+from unitvar_reproduction.experiments.pages import refreshed
 from unitvar_reproduction.experiments.training import search, summary
 from unitvar_reproduction.experiments.training.experiment import Training, all_inits, plan
 from unitvar_reproduction.experiments.training.families import FAMILIES, MLPS, ours
 from unitvar_reproduction.experiments.training.gains import advised, effective_gain
-from unitvar_reproduction.experiments.training.page import refreshed
+from unitvar_reproduction.experiments.training.page import generated
 from unitvar_reproduction.experiments.training.search import Cell, chosen, following, inside, ladder
 from unitvar_reproduction.experiments.training.section import scoreboard
 from unitvar_reproduction.experiments.training.trial import Trial
@@ -302,7 +303,7 @@ def test_a_tiny_study_runs_resumes_and_writes_its_page(tmp_path: Path, monkeypat
     assert {row["init"] for row in saved["rows"]} == {"default", "he"}
     assert saved["config"]["trials"] == len(lines) >= 2 * (3 + 2)
     assert "commit" in saved["environment"]
-    assert page.read_text(encoding="utf-8") == refreshed(page.read_text(encoding="utf-8"), saved)
+    assert page.read_text(encoding="utf-8") == refreshed(page.read_text(encoding="utf-8"), generated(saved))
     assert "torch's default" in page.read_text(encoding="utf-8")
 
     file.write_text("\n".join(lines[:-1]) + "\n" + lines[-1][:40], encoding="utf-8")  # killed while it wrote
@@ -317,7 +318,7 @@ def test_the_page_of_the_docs_has_the_saved_numbers() -> None:
     root = Path(__file__).parents[2]
     text = (root / "docs" / "when-does-it-help.md").read_text(encoding="utf-8")
     saved = json.loads((root / "reproduction" / "results" / "training.json").read_text(encoding="utf-8"))
-    assert refreshed(text, saved) == text
+    assert refreshed(text, generated(saved)) == text
     assert len(saved["rows"]) == len(summary.summarise(stored(root / "reproduction" / "results" / "training")))
 
 

@@ -17,6 +17,7 @@ import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from rich import box
@@ -24,8 +25,10 @@ from rich.console import Console
 from rich.table import Table
 
 from unitvar_reproduction import record
+from unitvar_reproduction.experiments.pages import refreshed
 from unitvar_reproduction.experiments.trainability.claims import claims
 from unitvar_reproduction.experiments.trainability.figures import draw_rates, draw_starts
+from unitvar_reproduction.experiments.trainability.section import generated
 from unitvar_reproduction.experiments.trainability.summary import OPTIMISERS, best_rate, starts, summarise
 from unitvar_reproduction.experiments.trainability.trial import DATASETS, INITS, NAMES, Trial, run_trial
 from unitvar_reproduction.sweep.staged import Stage, StagedSweep, resumable
@@ -129,6 +132,9 @@ class Trainability(StagedSweep):
     rates: tuple[float, ...] = RATES
     """Train at these only."""
 
+    page: Path | None = None
+    """Page of the docs to write the tables into, between its marks."""
+
     @property
     def base(self) -> Trial:
         """What all trials of the map have in common."""
@@ -176,6 +182,9 @@ class Trainability(StagedSweep):
         saved = [record.save(self.out / f"{self.name}.json", payload)]
         saved += [draw_rates(rows, self.out / f"{self.name}.png")] if rows else []
         saved += [draw_starts(first, self.out / f"{self.name}_full.png")] if first else []
+        if self.page:
+            text = refreshed(self.page.read_text(encoding="utf-8"), generated(payload))
+            saved.append(record.write(self.page, text))
         console.print(f"Saved {', '.join(map(str, saved))}")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from unitvar_reproduction.experiments.pages import markdown
 from unitvar_reproduction.experiments.section import Grid, Payload, Picture, Section, precision, verdict
 from unitvar_reproduction.experiments.trainability.claims import WORDS, at, compared
 from unitvar_reproduction.experiments.trainability.figures import TITLES
@@ -12,7 +13,7 @@ from unitvar_reproduction.experiments.trainability.summary import DOUBT, OPTIMIS
 from unitvar_reproduction.experiments.trainability.trial import MARGIN, NAMES
 from unitvar_reproduction.statistics import estimate
 
-__all__ = ["trainability"]
+__all__ = ["generated", "trainability"]
 
 ANSWERS = {word: answer for answer, word in WORDS.items()}
 RATES = (
@@ -66,6 +67,12 @@ def trainability(p: Payload) -> Section:
         tuple(pictures),
         verdict=verdict((ANSWERS[v] for v in verdicts), shrunk=True),
     )
+
+
+def generated(p: Payload) -> dict[str, str]:
+    """Return what a page of the docs takes from the results, in Markdown: how the map was made, and its tables."""
+    section = trainability(p)
+    return {"map": "\n\n".join([section.ran, *(f"{grid.caption}:\n\n{markdown(grid)}" for grid in section.tables)])}
 
 
 def _patience(base: Mapping[str, Any]) -> str:

@@ -22,10 +22,11 @@ from rich.console import Console
 
 from unitvar_reproduction import record
 from unitvar_reproduction.data import tasks
+from unitvar_reproduction.experiments.pages import refreshed
 from unitvar_reproduction.experiments.training.families import CLAIMING, FAMILIES, MLPS, ours
 from unitvar_reproduction.experiments.training.figures import draw_gains, draw_rates
 from unitvar_reproduction.experiments.training.gains import gain_rows
-from unitvar_reproduction.experiments.training.page import refreshed
+from unitvar_reproduction.experiments.training.page import generated
 from unitvar_reproduction.experiments.training.search import START, Cell, following, losses
 from unitvar_reproduction.experiments.training.section import overview
 from unitvar_reproduction.experiments.training.summary import summarise
@@ -186,7 +187,7 @@ class Training:
                 console.print(sentence, highlight=False)
         console.print(f"Saved {path}", soft_wrap=True)
         if self.page:
-            text = refreshed(self.page.read_text(encoding="utf-8"), payload)
+            text = refreshed(self.page.read_text(encoding="utf-8"), generated(payload))
             console.print(f"Wrote {record.write(self.page, text)}", soft_wrap=True)
 
     def _known(self, cell: Cell) -> dict[tuple[int, int], float]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from unitvar_reproduction.experiments.pages import markdown
 from unitvar_reproduction.experiments.section import Grid
 from unitvar_reproduction.experiments.training.families import FAMILIES, MLPS, ours
 from unitvar_reproduction.experiments.training.section import difference, matrix, overview, scoreboard
@@ -13,27 +13,11 @@ from unitvar_reproduction.experiments.training.summary import best_tuned
 from unitvar_reproduction.experiments.training.words import CALLS, OPTIMISERS, title
 from unitvar_reproduction.statistics import Estimate
 
-__all__ = ["generated", "refreshed"]
+__all__ = ["generated"]
 
 Saved = Sequence[Mapping[str, Any]]
 GAIN_HEADS = ("network", "signal in the last layer", "optimiser", "gain: log loss", "best")
 ADVICE_HEADS = ("network", "noise and signal in the last layer", *OPTIMISERS.values())
-
-
-def refreshed(text: str, payload: Mapping[str, Any]) -> str:
-    """Return a page with what stands between its marks, ``<!-- name -->`` and ``<!-- end -->``, written anew.
-
-    What people conclude stands outside of the marks, and is theirs to check when numbers change.
-    """
-    parts = generated(payload)
-    names = re.findall(r"<!-- (\w+) -->\n.*?<!-- end -->", text, flags=re.DOTALL)
-    if sorted(names) != sorted(parts):
-        raise ValueError(f"The page has the parts {', '.join(names) or 'none'}, not {', '.join(parts)}, each once.")
-    for name, part in parts.items():
-        start = text.index(f"<!-- {name} -->\n")
-        end = text.index("<!-- end -->", start)
-        text = f"{text[:start]}<!-- {name} -->\n\n{part}\n\n{text[end:]}"
-    return text
 
 
 def generated(payload: Mapping[str, Any]) -> dict[str, str]:
@@ -49,12 +33,12 @@ def generated(payload: Mapping[str, Any]) -> dict[str, str]:
         f"combinations of family, optimiser and initialisation have all {config['seeds']} seeds.{_pending(saved)}",
         "overview": "\n\n".join(
             ["\n".join(f"- {sentence}" for sentence in sentences) or "- Not enough trials yet to compare."]
-            + [f"{grid.caption}:\n\n{_markdown(grid)}" for grid in boards]
+            + [f"{grid.caption}:\n\n{markdown(grid)}" for grid in boards]
         ),
-        "calls": _markdown(Grid("", ("family", *OPTIMISERS.values()), tuple(_calls(saved)))),
-        "tables": "\n\n".join(f"{grid.caption}.\n\n{_markdown(grid)}" for grid in grids),
-        "advice": _markdown(Grid("", ADVICE_HEADS, tuple(_advised(saved, payload["gains"])))),
-        "gains": _markdown(Grid("", GAIN_HEADS, tuple(_gains(payload["gains"])))),
+        "calls": markdown(Grid("", ("family", *OPTIMISERS.values()), tuple(_calls(saved)))),
+        "tables": "\n\n".join(f"{grid.caption}.\n\n{markdown(grid)}" for grid in grids),
+        "advice": markdown(Grid("", ADVICE_HEADS, tuple(_advised(saved, payload["gains"])))),
+        "gains": markdown(Grid("", GAIN_HEADS, tuple(_gains(payload["gains"])))),
         "pictures": "\n\n".join(f"![{_caption(name)}](../reproduction/results/{name})" for name in config["pictures"]),
     }
 
@@ -110,11 +94,6 @@ def _gains(found: Saved) -> Iterator[tuple[str, ...]]:
         )
         head = FAMILIES[row["family"]].title, f"{100 * row['signal']:.2g} %", OPTIMISERS[row["optimiser"]]
         yield *head, points, f"{row['best']:.2f}"
-
-
-def _markdown(grid: Grid) -> str:
-    lines = [grid.heads, ("---",) * len(grid.heads), *grid.rows]
-    return "\n".join(f"| {' | '.join(cell.replace('*', chr(92) + '*') for cell in line)} |" for line in lines)
 
 
 def _caption(name: str) -> str:
