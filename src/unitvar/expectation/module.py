@@ -232,8 +232,8 @@ def _no_variance(out: Tensor) -> Tensor:
 
 
 def _assembled(program: Program, tensors: list[Any]) -> Any:
-    given = iter(tensors)
-    leaves = [next(given) if leaf is TENSOR else leaf for leaf in program.recording.leaves]
+    remaining = iter(tensors)
+    leaves = [next(remaining) if leaf is TENSOR else leaf for leaf in program.recording.leaves]
     return tree_unflatten(leaves, program.recording.spec)
 
 

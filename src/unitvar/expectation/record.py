@@ -48,8 +48,8 @@ class _Selected(nn.Module):
         self.found = Recording()
 
     def forward(self, *tensors: Tensor) -> list[Tensor]:
-        given = iter(tensors)
-        args, kwargs = tree_unflatten([next(given) if isinstance(a, Tensor) else a for a in self.fixed], self.spec)
+        remaining = iter(tensors)
+        args, kwargs = tree_unflatten([next(remaining) if isinstance(a, Tensor) else a for a in self.fixed], self.spec)
         if self.seed is not None:
             random.seed(self.seed)  # the state comes back after the recording
         before = random.getstate()

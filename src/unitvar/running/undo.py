@@ -58,9 +58,9 @@ class Undo:
     def enter(self, context: AbstractContextManager[Given]) -> Given:
         """Enter another context manager, which is left in its turn."""
         assert not self._on_failure, "what is entered must be left, whether or not the block fails"
-        given = context.__enter__()
+        entered = context.__enter__()
         self.add(lambda: context.__exit__(type(self._error) if self._error else None, self._error, None))
-        return given
+        return entered
 
     def __enter__(self) -> Undo:
         self._entered += 1

@@ -25,7 +25,7 @@ def activation(
     moments: Callable[[Tensor, Tensor], Moments],
     value: Callable[[Tensor], Tensor],
     *,
-    alike: bool = True,
+    uniform: bool = True,
 ) -> Uncertain:
     """Apply an elementwise function whose Gaussian moments are known.
 
@@ -35,11 +35,11 @@ def activation(
         x: the argument.
         moments: the moments of the function for a mean and a variance.
         value: the function itself.
-        alike: whether it is the same function for all elements.
+        uniform: whether it is the same function for all elements.
     """
 
     def at(mean: Tensor, var: Tensor) -> Moments:
-        return in_blocks(moments, mean, var, slope=x.common is not None) if alike else moments(mean, var)
+        return in_blocks(moments, mean, var, slope=x.common is not None) if uniform else moments(mean, var)
 
     atom = x.atom
     if atom is None:
@@ -69,7 +69,7 @@ def region(f: Callable[..., Tensor], x: Uncertain, *others: Any) -> Uncertain:
     def moments(mean: Tensor, var: Tensor) -> Moments:
         return gaussian.quadrature(at, mean, var, nodes=gaussian.MANY, slope=slope)
 
-    found = activation(x, moments, at, alike=False)
+    found = activation(x, moments, at, uniform=False)
     like = f(x.mean, *others)
     return found._replace(mean=found.mean.to(like.dtype)) if like.is_floating_point() else found
 
@@ -95,7 +95,7 @@ def leaky_relu(op: Any, x: Uncertain, slope: Any = 0.01) -> Uncertain:
         spread = a * a * var + b * b * m.var + 2 * a * b * var * m.slope
         return Moments(a * mean + b * m.mean, spread.clamp_min(0), a + b * m.slope)
 
-    return activation(x, moments, lambda t: torch.where(t > 0, t, a * t), alike=not isinstance(a, Tensor))
+    return activation(x, moments, lambda t: torch.where(t > 0, t, a * t), uniform=not isinstance(a, Tensor))
 
 
 def _clamped(x: Uncertain, low: float | None, high: float | None) -> Uncertain:

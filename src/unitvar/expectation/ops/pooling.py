@@ -18,8 +18,8 @@ from unitvar.expectation.uncertain import Common, Uncertain, example_size, wide
 
 
 def _spread(value: Any, n: int) -> tuple[int, ...]:
-    given = (value,) if isinstance(value, int) else tuple(value)
-    return given * n if len(given) == 1 else given
+    sizes = (value,) if isinstance(value, int) else tuple(value)
+    return sizes * n if len(sizes) == 1 else sizes
 
 
 def _rank(op: Any) -> int:

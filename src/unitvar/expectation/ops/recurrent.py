@@ -36,11 +36,11 @@ def _prepared(
     return _Weights(inputs, hidden, input_bias, hidden_bias, wide(hidden).square())
 
 
-def _lstm_weights(*given: Tensor | None) -> _Weights:
+def _lstm_weights(*parameters: Tensor | None) -> _Weights:
     """Double what makes the cell's new content: tanh x = 2 σ(2x) - 1, so one call of σ serves all four parts."""
-    size = mean_of(given[0]).shape[0] // 4
+    size = mean_of(parameters[0]).shape[0] // 4
     return _prepared(*(None if w is None else torch.cat([w[: 2 * size], 2 * w[2 * size : 3 * size], w[3 * size :]])
-                       for w in given))  # type: ignore[arg-type]  # fmt: skip
+                       for w in parameters))  # type: ignore[arg-type]  # fmt: skip
 
 
 def _affine(x: Any, weight: Tensor, bias: Tensor | None, square: Tensor | None = None) -> Any:
@@ -130,15 +130,15 @@ def _run(
     finals: list[tuple[Any, ...]] = []
     for layer in range(layers):
         at = slice(layer * ways, (layer + 1) * ways)
-        given, first = params[at.start * each : at.stop * each], tuple(_at(s, at) for s in states)
+        own, first = params[at.start * each : at.stop * each], tuple(_at(s, at) for s in states)
         if not any(isinstance(t, Uncertain) for t in (x, *first)):
             start = first if len(first) > 1 else first[0]
-            x, *last = op(x, start, given, biases, 1, 0.0, False, both_ways, False)
+            x, *last = op(x, start, own, biases, 1, 0.0, False, both_ways, False)
             finals += zip(*last, strict=True)
         else:
             outs = []
             for way in range(ways):
-                weights = prepared(*given[way * each : (way + 1) * each])
+                weights = prepared(*own[way * each : (way + 1) * each])
                 out, state = _stepped(step, x, tuple(_at(s, way) for s in first), weights, backwards=way == 1)
                 outs.append(out)
                 finals.append(state)

@@ -49,12 +49,12 @@ class Complexes:
     def _sample(self, nodes: list[Node], out: Value) -> None:
         writer = self.writer
         function, others = writer.replayed(nodes, [out], [])
-        given = [writer.at[id(v)] for v in others]
+        inputs = [writer.at[id(v)] for v in others]
         if out.dtype.is_floating_point:
-            writer.at[id(out)] = writer.call(sampling.sampled, function, self.samples, *given)
+            writer.at[id(out)] = writer.call(sampling.sampled, function, self.samples, *inputs)
             writer.uncertain.add(id(out))
         else:
-            writer.at[id(out)] = writer.call(sampling.at_mean, function, *given)
+            writer.at[id(out)] = writer.call(sampling.at_mean, function, *inputs)
 
     def check(self, value: Value) -> None:
         """Refuse complex numbers where they would have to be a mean and a variance."""
