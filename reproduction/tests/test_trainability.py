@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from unitvar_reproduction.experiments.trainability.experiment import (
 )
 from unitvar_reproduction.experiments.trainability.summary import best_rate, moved, summarise, trained
 from unitvar_reproduction.experiments.trainability.trial import (
+    ADVISED,
     INITS,
     Trial,
     chance,
@@ -94,6 +96,25 @@ def test_weights_depend_on_name_and_seed_alone(init: str) -> None:
     other = network(replace(SMALL, init=init, seed=1), example)
     assert all(map(torch.equal, first.parameters(), second.parameters()))
     assert not torch.equal(first[0].weight, other[0].weight)
+
+
+def test_the_advised_gain_is_what_the_plan_of_the_network_says() -> None:
+    """At any width; and it is a scale alone: the weights before the output are those of the plan, smaller."""
+    import unitvar
+    from unitvar_reproduction import networks
+    from unitvar_reproduction.experiments.training.gains import ADVICE
+
+    example = torch.randn(8, 3, 32, 32, generator=torch.Generator().manual_seed(1))
+    for width in (SMALL.width, 16):
+        advice = " ".join(unitvar.plan(networks.vgg(width), example).advice)
+        found = {name: re.search(pattern, advice)[1] for name, pattern in ADVICE.items()}  # type: ignore[index]
+        assert {"nesterov": f"gain-{found['nesterov']}", "adam": f"gain-{found['adamw']}"} == ADVISED
+    for optimiser, gain in (("nesterov", 0.8), ("adam", 0.5)):
+        plain, scaled = (
+            network(replace(SMALL, init=init, optimiser=optimiser), example) for init in ("scaled", "advised")
+        )
+        assert torch.allclose(gain * plain[0].weight, scaled[0].weight)
+        assert torch.allclose(plain[-1].weight, scaled[-1].weight)
 
 
 def test_an_unknown_initialisation_is_named() -> None:

@@ -14,7 +14,16 @@ if TYPE_CHECKING:
 
 __all__ = ["COLOURS", "colour_legend", "corner", "densities", "figure", "legend", "log_losses", "save"]
 
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")  # Okabe and Ito's
+COLOURS = (
+    "#0072B2",
+    "#D55E00",
+    "#009E73",
+    "#CC79A7",
+    "#E69F00",
+    "#56B4E9",
+    "#000000",
+    "#999999",
+)  # Okabe and Ito's, and grey
 
 
 def figure(width: float, height: float) -> Figure:

@@ -29,6 +29,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "paper": _BASE | {"residual": "unit", "mode": "paper"},
     "mean": _BASE | {"mode": "mean"},
     "measured": _BASE | {"method": "measured"},
+    "orthonormal": _BASE | {"distribution": "orthonormal"},
     **{f"gain-{gain}": _BASE | {"gain": gain} for gain in (0.35, 0.4, 0.5, 0.6, 0.7, 0.8, 2)},
     "embeddings": _BASE | {"embeddings": "unit"},
 }

@@ -19,7 +19,19 @@ from unitvar_reproduction.sweep.staged import stopwatch, time_spent
 from unitvar_reproduction.training.loop import evaluate, seeded, train
 from unitvar_reproduction.training.schedule import Schedule
 
-__all__ = ["DATASETS", "INITS", "MARGIN", "NAMES", "SIDE", "Trial", "chance", "first_moved", "network", "run_trial"]
+__all__ = [
+    "ADVISED",
+    "DATASETS",
+    "INITS",
+    "MARGIN",
+    "NAMES",
+    "SIDE",
+    "Trial",
+    "chance",
+    "first_moved",
+    "network",
+    "run_trial",
+]
 
 NAMES = {
     "paper": "paper",
@@ -28,8 +40,13 @@ NAMES = {
     "lsuv": "LSUV",
     "scaled": "unitvar, plan",
     "measured": "unitvar, measured",
+    "orthonormal": "unitvar, orthonormal",
+    "advised": "unitvar, advised gain",
 }
-"""Initialisation → what a reader calls it; the last two are ``initialize_`` with its defaults, and measured."""
+"""Initialisation → what a reader calls it; the last four are ``initialize_`` with its defaults, and one option each."""
+
+ADVISED = {"nesterov": "gain-0.8", "adam": "gain-0.5"}
+"""Optimiser → the gain that the plan of this network advises."""
 
 INITS = tuple(NAMES)
 DATASETS = ("mnist", "svhn", "cifar10")
@@ -93,7 +110,7 @@ def network(trial: Trial, example: Tensor) -> nn.Sequential:
         if trial.init == "paper":
             initialise_(model, "paper", example=example, generator=torch.Generator().manual_seed(trial.seed))
         elif trial.init in INITS:
-            fill_(model, trial.init, example)
+            fill_(model, ADVISED[trial.optimiser] if trial.init == "advised" else trial.init, example)
         else:
             raise ValueError(f"init={trial.init!r} is not one of {', '.join(map(repr, INITS))}.")
     # Both make a step cheaper on CPUs: docs/benchmarks.md.

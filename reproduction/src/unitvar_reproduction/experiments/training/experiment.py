@@ -40,7 +40,7 @@ __all__ = ["Training", "plan"]
 
 GAINS = ("gain-0.7", "gain-0.5", "gain-0.35")
 BY_DEPTH = {"4": "gain-0.4", "8": "gain-0.6", "12": "gain-0.7", "16": "gain-0.8"}  # 0.03^(1/depth), to one digit
-OTHERS = ("he", "measured", "mean", *GAINS)
+OTHERS = ("orthonormal", "he", "measured", "mean", *GAINS)
 LAST = ("xavier", "paper")
 GATED = dict.fromkeys(("lstm", "gru"), ("gain-2",))  # which makes gates of unit variance
 

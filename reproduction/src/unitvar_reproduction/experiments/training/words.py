@@ -27,6 +27,7 @@ CALLS = {
     "paper": 'mode="paper"',
     "mean": 'mode="mean"',
     "measured": 'method="measured"',
+    "orthonormal": 'distribution="orthonormal"',
     **{f"gain-{gain}": f"gain={gain}" for gain in (0.35, 0.4, 0.5, 0.6, 0.7, 0.8, 2)},
     "embeddings": 'embeddings="unit"',
 }
