@@ -230,3 +230,45 @@ def test_in_the_middle_of_both_modes_neither_signal_nor_gradient_is_lost() -> No
             found["signal"].append(layer.variance or 0.0)
             found["gradient"].append(layer.gradient or 0.0)
     assert all(0.1 < value < 10 for values in found.values() for value in values)
+
+
+class Recurrent(nn.Module):
+    """Dense layers, a recurrence, a head; without the recurrence, the same dense layers."""
+
+    def __init__(self, layer: str) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(48, 64), nn.Linear(64, 32)
+        self.head = nn.Linear(32, 8)
+        self.cell = getattr(nn, layer)(32, 32) if layer.endswith("Cell") else None
+        self.layer = None if self.cell or layer == "none" else getattr(nn, layer)(32, 32, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.second(self.first(x).relu())
+        if self.layer is not None:
+            x = self.layer(x)[0]
+        if self.cell is not None:
+            state, states = None, []
+            for step in x.unbind(1):
+                state = self.cell(step, state)
+                states.append(state[0] if isinstance(state, tuple) else state)
+            x = torch.stack(states, 1)
+        return self.head(x)
+
+
+@pytest.mark.parametrize("layer", ["LSTM", "GRU", "RNN", "LSTMCell", "GRUCell"])
+@pytest.mark.parametrize("mode", ["backward", "mean"])
+def test_weights_before_a_recurrence_do_not_make_up_for_its_gates(layer: str, mode: str) -> None:
+    """Little gradient comes back through gates; weights that made it one would saturate them (rows of length 13)."""
+    x = white(16, 12, 48)()
+    plans = {name: unitvar.plan(Recurrent(name), x, mode=mode) for name in (layer, "none")}
+    for weight in ("first.weight", "second.weight"):
+        assert plans[layer][weight].scale == pytest.approx(plans["none"][weight].scale, rel=0.05)
+    assert plans["none"]["second.weight"].note == ""
+    assert "a recurrence follows" in plans[layer]["second.weight"].note
+
+
+@pytest.mark.parametrize("layer", ["LSTM", "GRU", "GRUCell"])
+def test_gradients_before_a_recurrence_are_constant(layer: str) -> None:
+    found = gathered(lambda: Recurrent(layer), white(32, 12, 48), 8, mode="backward")
+    ratio = found["first.weight"] / found["second.weight"]
+    assert abs(float(ratio.mean()) - 1) < 5 * float(ratio.std()) / len(ratio) ** 0.5 + 0.05

@@ -20,6 +20,7 @@ __all__ = ["after_slopes", "backward_scales"]
 
 _LEFT = 0.05  # of E g² = 1, what others must leave for a weight to have a say
 _SKIPPED = "a skip connection carries the gradient past it: its scale controls only its own branch's share of E g²"
+_RECURRENT = "a recurrence follows: the gradient that comes back through it is taken as E g² = 1"
 
 
 class _Weights:
@@ -40,6 +41,24 @@ class _Weights:
                     self.uses[id(node)] = node, rule, use, signals[0]
         readers = _readers(graph)
         self.normalised = {key for key, (node, *_) in self.uses.items() if self._into_norms(node, readers)}
+        self.recurrent = {key for key, (node, *_) in self.uses.items() if self._into_recurrences(node, readers)}
+
+    def recurs(self, node: Node) -> bool:
+        """Return True for a layer or a cell of a recurrent network."""
+        rule = rule_of(node, self.overrides)
+        return rule is not None and rule.recurrent is not None
+
+    def _into_recurrences(self, node: Node, readers: Mapping[int, list[Node]]) -> bool:
+        """Return True if what an op gives reaches a recurrence before it reaches another weight."""
+        pending, met = [o for o in node.outputs if o is not None], set[int]()
+        while pending:
+            for reader in readers.get(id(pending.pop()), []):
+                if self.recurs(reader):
+                    return True
+                if id(reader) not in self.uses and id(reader) not in met:
+                    met.add(id(reader))
+                    pending += [o for o in reader.outputs if o is not None]
+        return False
 
     def _into_norms(self, node: Node, readers: Mapping[int, list[Node]]) -> bool:
         """Return True if all that an op gives goes into norms, which take its scale away."""
@@ -93,6 +112,9 @@ def backward_scales(
     Several weights that read the same signal share what its gradient is to be. Where a skip alone carries it, no scale
     can change that: a weight then hands back as much as it would without the skip.
 
+    Little gradient comes back through the gates of a recurrence, and a weight before it that made up for this would
+    saturate them. So a recurrence hands back E g² = 1: before it the gradient is constant, but not one.
+
     Returns:
         Parameter → s², and parameter → what its scale could not do.
     """
@@ -118,6 +140,8 @@ def backward_scales(
                         wanted[name].append(own[0] * before.second * use.fan_in / use.part)
                     walk.step(node)
                     continue
+                if id(node) in weights.recurrent:
+                    notes[name] = _RECURRENT
                 if unit is not None and unit.second > 0:
                     target, mine, others = walk.until(x, unit, weights.order, weights.stops)
                     if mine > 0:
@@ -130,7 +154,8 @@ def backward_scales(
                 if wanted[name]:
                     square = len(wanted[name]) / sum(1 / s for s in wanted[name])
                     _fix(found, use, square)
-            walk.step(node)
+            for value, g in walk.back(node, walk.gradients):
+                walk.add(value, g.like(second=1.0) if weights.recurs(node) and g.second > 0 else g)
         squares = {name: len(each) / sum(1 / s for s in each) for name, each in wanted.items() if each}
         return squares, {name: note for name, note in notes.items() if name in squares}
 
