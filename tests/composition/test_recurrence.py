@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -125,6 +126,41 @@ def test_what_follows_an_lstm_is_what_was_predicted(build: Callable[[], nn.Modul
     found = torch.tensor([hidden(build(), sample(), known) for _ in range(8)])
     error = float(found.std()) / math.sqrt(len(found))
     assert abs(float(found.mean()) - 1) <= 5 * error + 0.05, found
+
+
+class StackedCells(nn.Module):
+    """Cells one on the other in one loop, as in a decoder that feeds on its own outputs."""
+
+    def __init__(self, cell: type[nn.Module], depth: int) -> None:
+        super().__init__()
+        self.cells = nn.ModuleList(cell(WIDTH, WIDTH) for _ in range(depth))
+        self.last = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        states: list[Any] = [None] * len(self.cells)
+        out = []
+        for step in x.unbind(1):
+            for i, cell in enumerate(self.cells):
+                states[i] = cell(step, states[i])
+                step = states[i][0] if isinstance(states[i], tuple) else states[i]
+            out.append(step)
+        return self.last(torch.stack(out, 1))
+
+
+@pytest.mark.parametrize("depth", [2, 3])
+@pytest.mark.parametrize(("cell", "stack"), [(nn.LSTMCell, nn.LSTM), (nn.GRUCell, nn.GRU)], ids=["lstm", "gru"])
+def test_stacked_cells_leave_what_a_stack_of_layers_leaves(
+    cell: type[nn.Module], stack: type[nn.Module], depth: int
+) -> None:
+    """Within 20 %: a cell knows how much the steps below it have in common, not in which order they change."""
+    x = white(16, STEPS, WIDTH)()
+    cells = unitvar.plan(StackedCells(cell, depth), x)
+    layers = unitvar.plan(Short(stack(WIDTH, WIDTH, depth, batch_first=True)), x)
+    for one, other in zip(cells, layers, strict=True):
+        assert one.scale == pytest.approx(other.scale, rel=0.1), one.name
+    found = torch.tensor([hidden(StackedCells(cell, depth), x, "standard") for _ in range(6)])
+    error = float(found.std()) / math.sqrt(len(found))
+    assert abs(float(found.mean()) - 1) <= 5 * error + 0.2, found
 
 
 def test_the_gates_of_a_written_lstm_are_what_was_predicted() -> None:

@@ -137,10 +137,14 @@ def _last(out: Signal, layers: Sequence[Recurrence], seconds: Sequence[float], w
 
 def _correlation(x: Signal, made: Recurrence) -> Correlation:
     """Return what other examples and other masks share of a layer, and its steps of each other."""
-    var = max(1e-300, made.second - made.mean**2)
-    rho = max(-1.0, min(1.0, (made.pair - made.mean**2) / var))
     examples, masks = made.shared
-    return x.correlations.with_positions(rho)._replace(examples=examples, masks=masks)
+    return x.correlations.with_positions(_of_steps(made))._replace(examples=examples, masks=masks)
+
+
+def _of_steps(made: Recurrence) -> float:
+    """Return the correlation of a state at two steps."""
+    var = max(1e-300, made.second - made.mean**2)
+    return max(-1.0, min(1.0, (made.pair - made.mean**2) / var))
 
 
 def _scaled(x: Signal, factor: float) -> Signal:
@@ -223,7 +227,9 @@ def _cell(flavour: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
         (made,) = simulated(Stack(flavour, _loop(call.repeats), _shared(x)), [_layer(weights, x.second)])
         second, cell = made.next(before.second)
         shape = (*x.shape[:-1], group[1].shape[-1])
-        h = x.like(mean=min(made.mean, math.sqrt(second)), second=second, shape=shape)
+        # Its steps are positions that no tensor of the loop has: a cell above gets them one by one.
+        h = x.like(mean=min(made.mean, math.sqrt(second)), second=second, shape=shape,
+                   correlation=x.correlations.with_positions(_of_steps(made)))  # fmt: skip
         return (h, x.like(mean=0.0, second=cell, shape=shape)) if flavour == "lstm" else h
 
     def recurrent(x: Signal, args: Sequence[Any], read: Any = None, repeats: int = 1) -> Iterator[Reaching]:
