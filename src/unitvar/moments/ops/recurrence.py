@@ -71,6 +71,7 @@ class Stack(NamedTuple):
         keep: the keep rate between layers.
         below: E h² of the state that is the input of the first layer, if it comes from another stack, else 0.
         others: the correlations of what the input gives to a gate with that of other runs, each with masks of its own.
+        start: E h² and E c² of the states that all layers start from.
     """
 
     flavour: str
@@ -80,15 +81,18 @@ class Stack(NamedTuple):
     keep: float = 1.0
     below: float = 0.0
     others: tuple[float, ...] = ()
+    start: tuple[float, float] = (0.0, 0.0)
 
     @property
     def rounded(self) -> Stack:
         """Return one of the few that are worth a simulation of their own."""
+        state, cell = self.start
         return self._replace(
             steps=max(1, min(self.steps, LONGEST)),
             shared=round(self.shared, 2),
             below=float(f"{self.below:.2g}"),
             others=tuple(round(other, 3) for other in self.others),
+            start=(float(f"{state:.2g}"), float(f"{cell:.2g}")),
         )
 
 
@@ -103,7 +107,7 @@ def solved(stack: Stack, count: int) -> tuple[Recurrence, ...]:
 
 
 def simulated(stack: Stack, layers: Sequence[Layer]) -> tuple[Recurrence, ...]:
-    """Run layers from zero, as they start, and describe each.
+    """Run layers, and describe each.
 
     A state is correlated with its past, through gates and weights alike, which no closed form follows: so small layers
     are run on Gaussian inputs.
@@ -163,7 +167,8 @@ class _Simulation:
                 x = x @ self._normal(x.shape[-1], self.gates) / math.sqrt(x.shape[-1])
             x = x * math.sqrt(layer.input) + self._normal(self.gates) * math.sqrt(layer.bias)
             weight = self._normal(_WIDTH, self.gates) * math.sqrt(layer.state / _WIDTH)
-            h, c = _unrolled(self.stack.flavour, x.flip(0) if direction else x, weight)
+            start = [self._normal(x.shape[1], _WIDTH) * math.sqrt(s) if s else None for s in self.stack.start]
+            h, c = _unrolled(self.stack.flavour, x.flip(0) if direction else x, weight, *start)
             states.append(h.flip(0) if direction else h)
             cells.append(c.flip(0) if direction else c)
         self.generator.set_state(before)
@@ -208,8 +213,11 @@ def _correlation(one: Tensor, other: Tensor, mean: float) -> float:
     return max(0.0, min(1.0, pair / math.sqrt(first * second))) if min(first, second) > 0 else 1.0
 
 
-def _unrolled(flavour: str, inputs: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    h = c = torch.zeros(inputs.shape[1], _WIDTH, device="cpu")
+def _unrolled(
+    flavour: str, inputs: Tensor, weight: Tensor, h0: Tensor | None = None, c0: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    zero = torch.zeros(inputs.shape[1], _WIDTH, device="cpu")
+    h, c = (zero if state is None else state for state in (h0, c0))
     states, cells = [], []
     for x in inputs:
         if flavour == "gru":

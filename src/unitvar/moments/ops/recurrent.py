@@ -15,6 +15,7 @@ from unitvar.moments.signal import Path, Signal
 __all__ = ["Reaching"]
 
 
+_LARGE = 1.5
 _STATES = ("lstm", "gru", "lstm cell", "gru cell")  # which are small: their gates are amplified only half-way
 
 
@@ -53,6 +54,7 @@ class Stacked:
         steps: how long the sequences are.
         keep: the keep rate between layers.
         time_first: whether the first dimension counts steps.
+        start: the states that it starts from, h and then c, one on the other over layers and directions.
     """
 
     groups: tuple[tuple[Any, ...], ...]
@@ -60,6 +62,7 @@ class Stacked:
     steps: int
     keep: float
     time_first: bool
+    start: tuple[Any, ...]
 
     @classmethod
     def read(cls, args: Sequence[Any]) -> Stacked:
@@ -72,7 +75,8 @@ class Stacked:
         directions = 2 if both else 1
         size = len(args[at]) // (layers * directions)
         groups = tuple(tuple(args[at][i * size : (i + 1) * size]) for i in range(layers * directions))
-        return cls(groups, directions, int(steps), 1.0 - float(dropout) if train else 1.0, not long)
+        start = args[at - 1] if isinstance(args[at - 1], (tuple, list)) else (args[at - 1],)
+        return cls(groups, directions, int(steps), 1.0 - float(dropout) if train else 1.0, not long, tuple(start))
 
     @property
     def layers(self) -> list[tuple[tuple[Any, ...], ...]]:
@@ -82,6 +86,12 @@ class Stacked:
     def stack(self, flavour: str, x: Signal) -> Stack:
         """Describe the stack to simulate."""
         return Stack(flavour, self.steps, _shared(x), self.directions, self.keep, _below(x))
+
+
+def _starting(states: Sequence[Signal]) -> tuple[float, float]:
+    """Return E h² and E c² of the states that a recurrence starts from; only an LSTM has both."""
+    h, *c = (state.second for state in states)
+    return h, c[0] if c else 0.0
 
 
 def _projection(group: Sequence[Any]) -> Any:
@@ -158,7 +168,8 @@ def _stacked(flavour: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
         for group, *_ in call.layers:
             layers.append(_layer(group, scale))
             scale = _norm(_projection(group))
-        stack = call.stack(flavour, x)._replace(others=(_shared(x, "examples"), _shared(x, "masks")))
+        others = _shared(x, "examples"), _shared(x, "masks")
+        stack = call.stack(flavour, x)._replace(others=others, start=_starting(call.start))
         every = simulated(stack, layers)
         made, width = every[-1], group[1].shape[-1]
         axes = ("pbf" if call.time_first else "bpf") if len(x.shape) == 3 else "pf" if len(x.shape) == 2 else x.axes
@@ -224,8 +235,13 @@ def _cell(flavour: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
         x, hidden, *group = call.args
         weights = [g for g in group if g is not None]
         before = hidden[0] if isinstance(hidden, (tuple, list)) else hidden
-        (made,) = simulated(Stack(flavour, _loop(call.repeats), _shared(x)), [_layer(weights, x.second)])
+        stack, layer = Stack(flavour, _loop(call.repeats), _shared(x)), _layer(weights, x.second)
+        (made,) = simulated(stack, [layer])
         second, cell = made.next(before.second)
+        if before.second > _LARGE * max(made.states):  # no state that a start at zero leads to
+            start = _starting(hidden if isinstance(hidden, (tuple, list)) else (hidden,))
+            (once,) = simulated(stack._replace(steps=1, start=start), [layer])
+            second, cell = once.states[0], once.cells[0]
         shape = (*x.shape[:-1], group[1].shape[-1])
         # Its steps are positions that no tensor of the loop has: a cell above gets them one by one.
         h = x.like(mean=min(made.mean, math.sqrt(second)), second=second, shape=shape,
