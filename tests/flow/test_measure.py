@@ -283,6 +283,54 @@ def test_shares_of_a_recurrence_compare_a_step_with_the_same_step_of_the_run_bef
     assert others["weight_ih_l0"].signal == pytest.approx(1, abs=0.1)
 
 
+def _share_of_examples(z: Tensor) -> float:
+    """Return 1 - E z z' / E z² over pairs of examples, which come first."""
+    z = z.detach()
+    total, pairs = z.square().sum(), z.shape[0] * (z.shape[0] - 1)
+    return 1 - float((z.sum(0).square().sum() - total) / pairs / (total / z.shape[0]))
+
+
+@pytest.mark.parametrize("batch_first", [True, False])
+@pytest.mark.parametrize("kind", ["self", "self, with weights", "cross", "other keys"])
+def test_shares_in_attention_are_of_examples_not_of_positions(kind: str, batch_first: bool) -> None:
+    """Attention puts positions first, inside. Each example has a level of its own here, which its positions share."""
+    torch.manual_seed(0)
+    keys = 8 if kind == "other keys" else 16
+    attention = nn.MultiheadAttention(16, 4, kdim=keys, vdim=keys, bias=False, batch_first=batch_first).double()
+
+    def examples(positions: int, width: int) -> Tensor:
+        return torch.randn(8, 1, width).double() + 0.5 * torch.randn(8, positions, width).double() + 0.7
+
+    q = examples(12, 16)
+    k = q if kind.startswith("self") else examples(9, keys)
+    inside = {x: x if batch_first else x.transpose(0, 1) for x in (q, k)}
+    batch = inside[q], inside[k], inside[k]
+    options = {"need_weights": kind != "self"}
+    out = attention(*batch, **options)[0]
+    expected = {"out_proj.weight": out if batch_first else out.transpose(0, 1)}
+    if kind.startswith("self"):
+        assert attention.in_proj_weight is not None
+        expected["in_proj_weight"] = q @ attention.in_proj_weight.T
+    elif kind == "other keys":
+        own = dict(attention.named_parameters())
+        expected |= {
+            f"{name}_proj_weight": x @ own[f"{name}_proj_weight"].T for name, x in zip("qkv", (q, k, k), strict=True)
+        }
+
+    class Attention(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = attention
+
+        def forward(self, *x: Tensor) -> Tensor:
+            return self.inner(*x, **options)[0]  # type: ignore[no-any-return]
+
+    found = {layer.name.removeprefix("inner."): layer for layer in unitvar.measure(Attention(), batch, runs=2)}
+    for name, z in expected.items():
+        assert found[name].noise == pytest.approx(0, abs=1e-12), name
+        assert found[name].signal == pytest.approx(_share_of_examples(z), rel=1e-9), name
+
+
 def test_shares_are_of_all_units_where_a_pre_activation_is_too_large_to_keep() -> None:
     """Every other unit tells examples apart. Every 64th number, of 512 units, would be of those alone."""
     torch.manual_seed(0)

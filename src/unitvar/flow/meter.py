@@ -84,6 +84,8 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.layers: dict[tuple[str, int], Layer] = {}
         self.norms: dict[tuple[str, int], Moments] | None = {} if norms else None
         self.recurrent = {name for name, module in model.named_modules() if isinstance(module, nn.RNNBase)}
+        attention = {name for name, module in model.named_modules() if isinstance(module, nn.MultiheadAttention)}
+        self.time_first = self.recurrent | attention  # inside, whatever batch_first says
         self.gathering = Gathering(model)
         own = kept_parameters(model).items()
         self.tracker = ParameterTracker((name, p) for name, p in own if id(p) not in self.gathering.shards)
@@ -190,7 +192,7 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if key not in self.layers:
             unit = RULES[op.name].units(position)
             self.layers[key] = Layer(name, self.uses[name], op.name.partition(".")[2], unit)
-            self.layers[key].time_first = self.path() in self.recurrent
+            self.layers[key].time_first = self.path() in self.time_first
         return self.layers[key]
 
     def _wait(self, fresh: _Fresh) -> None:

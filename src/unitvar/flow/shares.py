@@ -37,9 +37,9 @@ class MeasuredShares:
         """Take a pre-activation in, as a sampler of the meter."""
         self.calls[layer] += 1
         b = self.examples
-        if layer.time_first and z.dim() > 1:  # whatever the batch begins with: steps, and then examples
-            z = z.transpose(0, -2)
-            b = z.shape[0]
+        if layer.time_first:  # whatever the batch begins with: steps, and then examples
+            z = _examples_first(z)
+            b = z.shape[0] if z.dim() > 1 else 1
         if b < 2 or z.dim() < 2 or z.shape[0] % b or not z.numel() or max(self.calls[layer], layer.use) > _STEPS:
             return
         rows = z.reshape(b, -1)
@@ -67,3 +67,9 @@ class MeasuredShares:
             return Shares()
         _, common, kept = (sums / sums[0]).tolist()
         return Shares(kept - common, 1 - kept)
+
+
+def _examples_first(z: Tensor) -> Tensor:
+    """Swap steps and examples; packed queries, keys and values have a dimension before both."""
+    z = z.squeeze(0) if z.dim() > 3 else z
+    return z.transpose(0, 1) if z.dim() > 2 else z

@@ -129,4 +129,4 @@ def _short(x: float | None) -> str:
 def _percent(share: float | None) -> str:
     if share is None:
         return "-"
-    return "<1 %" if 0 < share < 0.005 else f"{100 * max(0.0, share):.0f} %"
+    return "<1 %" if 0 < share < 0.005 else f"{100 * min(max(0.0, share), 1.0):.0f} %"

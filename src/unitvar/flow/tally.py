@@ -68,7 +68,7 @@ class Layer:
         backward: of the gradient with respect to it.
         hooked: whether this run's gradient is already waited for.
         latest: the sum of squares of this run's pre-activation, by which a recomputed one is known.
-        time_first: whether steps of a recurrence come before examples in its pre-activations.
+        time_first: whether steps come before examples in its pre-activations: in recurrences and nn.MultiheadAttention.
     """
 
     __slots__ = ("alive", "backward", "forward", "hooked", "latest", "name", "op", "time_first", "unit", "use")

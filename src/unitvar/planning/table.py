@@ -102,7 +102,7 @@ def _cells(layer: LayerPlan) -> tuple[str, ...]:
 
 
 def _shares(layer: LayerPlan) -> tuple[str, ...]:
-    return tuple("" if math.isnan(x) else percent(x) for x in (layer.signal, layer.noise))
+    return tuple("" if math.isnan(x) else percent(min(x, 1.0)) for x in (layer.signal, layer.noise))
 
 
 def _unsupported(plan: Plan) -> list[str]:

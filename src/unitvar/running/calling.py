@@ -42,8 +42,18 @@ def mapped(example: Any, function: Callable[[Tensor, str], Tensor], name: str = 
 
 
 def copied(batch: Any) -> Any:
-    """Copy the tensors of an example, cut off from whatever computed them: a model may write to its input."""
-    return mapped(batch, lambda t, _: t.detach().clone().requires_grad_(t.requires_grad))
+    """Copy the tensors of an example, cut off from whatever computed them: a model may write to its input.
+
+    A tensor that is there twice is so in the copy, too: attention asks whether its query is its key.
+    """
+    copies: dict[int, Tensor] = {}
+
+    def copy_of(tensor: Tensor, _: str) -> Tensor:
+        if id(tensor) not in copies:
+            copies[id(tensor)] = tensor.detach().clone().requires_grad_(tensor.requires_grad)
+        return copies[id(tensor)]
+
+    return mapped(batch, copy_of)
 
 
 def device_of(model: nn.Module) -> torch.device:
