@@ -331,6 +331,39 @@ def test_shares_in_attention_are_of_examples_not_of_positions(kind: str, batch_f
         assert found[name].signal == pytest.approx(_share_of_examples(z), rel=1e-9), name
 
 
+def test_shares_do_not_depend_on_the_layout() -> None:
+    """By default, torch's encoder has positions first. Its positions share a level here, and so do its examples."""
+    torch.manual_seed(0)
+    x = torch.randn(8, 1, 16) + 0.5 * torch.randn(8, 12, 16) + 0.7
+    found = []
+    for batch_first in (True, False):
+        torch.manual_seed(1)
+        layer = nn.TransformerEncoderLayer(16, 4, 32, dropout=0, batch_first=batch_first)
+        model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        report = unitvar.measure(model, x if batch_first else x.transpose(0, 1).contiguous())
+        found.append({layer.name: (layer.signal, layer.noise) for layer in report})
+    assert len(found[0]) == 8
+    for name, (signal, noise) in found[0].items():
+        assert signal is not None, name
+        assert signal > 0.3, name
+        assert found[1][name] == pytest.approx((signal, noise), abs=1e-5), name
+
+
+def test_there_are_no_shares_where_examples_alternate_with_positions() -> None:
+    class Flattened(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.encoder = nn.TransformerEncoderLayer(16, 4, 32)
+            self.head = nn.Linear(16, 5)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.encoder(x).flatten(0, 1))  # type: ignore[no-any-return]
+
+    report = unitvar.measure(Flattened(), torch.randn(12, 8, 16))
+    assert report["encoder.linear2.weight"].signal is not None
+    assert report["head.weight"].signal is None
+
+
 def test_shares_are_of_all_units_where_a_pre_activation_is_too_large_to_keep() -> None:
     """Every other unit tells examples apart. Every 64th number, of 512 units, would be of those alone."""
     torch.manual_seed(0)

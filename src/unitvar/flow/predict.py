@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import nn
 
+from unitvar.flow.shares import Examples
 from unitvar.graph import Graph, Node, Value, trace
 from unitvar.moments import Propagation, Rule, known, propagate
 from unitvar.moments.forward import rule_of
@@ -31,6 +32,8 @@ class Prediction:
     second: float
     gradient: float | None
     shares: Shares
+    examples: Examples | None = None
+    """Where the pre-activation has its examples; None: unknown."""
 
 
 Predictions = tuple[dict[tuple[str, int], Prediction], dict[tuple[str, int], float]]
@@ -97,9 +100,20 @@ def _uses(node: Node, rule: Rule, found: Propagation, back: dict[int, Signal]) -
         gradient = None if not back else 0.0 if g is None else float(g.second)
         yield (
             _owner(operand),
-            Prediction(float(signal.mean), float(signal.second), gradient, predicted_shares([signal])),
+            Prediction(
+                float(signal.mean), float(signal.second), gradient, predicted_shares([signal]), _examples(signal)
+            ),
         )
         return
+
+
+def _examples(signal: Signal) -> Examples | None:
+    for dimension, group in enumerate(signal.inside):
+        atoms = [(kind, n) for kind, n in group if n > 1]
+        if any(kind == "b" for kind, _ in atoms):
+            kind, number = atoms[0]
+            return Examples(dimension, number if kind == "b" else 0)
+    return None
 
 
 def _recurrent(node: Node, rule: Rule, found: Propagation) -> Iterator[tuple[str, Prediction]]:

@@ -89,7 +89,11 @@ def measure(
         except Exception as error:  # a model that runs, but not under the recorder
             predicted, shifts, why = {}, {}, f"{type(error).__name__}: {error}"
         done()
-    layers = [LayerFlow.of(layer, predicted.get(key), runs, shares.of(layer)) for key, layer in meter.layers.items()]
+    layers = []
+    for key, layer in meter.layers.items():
+        expected = predicted.get(key)
+        found = shares.of(layer, expected.examples if expected else None)
+        layers.append(LayerFlow.of(layer, expected, runs, found))
     assert meter.norms is not None
     gaps = [NormGap.of(*key, on, off[key], model, shifts.get(key)) for key, on in meter.norms.items() if key in off]
     return VarianceReport(tuple(layers), tuple(gaps), runs, why)

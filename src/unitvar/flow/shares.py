@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -10,24 +11,38 @@ from torch import Tensor
 from unitvar.flow.tally import Layer, widest
 from unitvar.moments.shares import Shares
 
-__all__ = ["MeasuredShares"]
+__all__ = ["Examples", "MeasuredShares"]
 
 _KEPT = 1 << 16  # elements of a pre-activation that are kept until the next run
 _STEPS = 64  # of a recurrence that are compared
 
 
+class Examples(NamedTuple):
+    """Where a pre-activation has its examples.
+
+    Attributes:
+        dimension: that counts them.
+        number: how many it begins with, the rest being something else; 0: it does not begin with them.
+    """
+
+    dimension: int
+    number: int
+
+
 class MeasuredShares:
     """Compare each pre-activation with that of the run before, element by element and example by example.
 
+    Which of its dimensions counts examples is known only when the model has been traced: until then, all that may.
+
     Args:
-        examples: how many examples the batch has; a pre-activation counts them first.
+        examples: how many examples the batch has, if it counts them first.
     """
 
     def __init__(self, examples: int) -> None:
         self.examples = examples
         self.calls: Counter[Layer] = Counter()
-        self.last: dict[tuple[Layer, int], Tensor] = {}
-        self.sums: dict[Layer, Tensor] = {}
+        self.last: dict[tuple[Layer, Examples, int], Tensor] = {}
+        self.sums: dict[Layer, dict[Examples, Tensor]] = {}
 
     def begin(self) -> None:
         """Begin a run: the first pre-activation of a layer is compared with the first of the run before."""
@@ -36,20 +51,34 @@ class MeasuredShares:
     def __call__(self, layer: Layer, x: Tensor, z: Tensor) -> None:
         """Take a pre-activation in, as a sampler of the meter."""
         self.calls[layer] += 1
-        b = self.examples
-        if layer.time_first:  # whatever the batch begins with: steps, and then examples
-            z = _examples_first(z)
-            b = z.shape[0] if z.dim() > 1 else 1
-        if b < 2 or z.dim() < 2 or z.shape[0] % b or not z.numel() or max(self.calls[layer], layer.use) > _STEPS:
+        if max(self.calls[layer], layer.use) > _STEPS or not z.numel():
             return
-        rows = z.reshape(b, -1)
+        if layer.time_first and z.dim() > 3:  # packed queries, keys and values
+            z = z.squeeze(0)
+        for examples in self._possible(layer, z):
+            dimension, number = examples
+            if number > 1 and z.dim() > 1 and z.shape[dimension] % number == 0:
+                self._compare(layer, examples, z.movedim(dimension, 0).reshape(number, -1))
+
+    def _possible(self, layer: Layer, z: Tensor) -> set[Examples]:
+        if layer.time_first:  # whatever the batch begins with
+            return {Examples(1, z.shape[1]) if z.dim() > 2 else Examples(0, len(z))}
+        possible = {Examples(0, self.examples)}
+        if z.dim() > 2:
+            possible.add(Examples(0, z.shape[0]))
+            if layer.unit != 1:
+                possible.add(Examples(1, z.shape[1]))
+        return possible
+
+    def _compare(self, layer: Layer, examples: Examples, rows: Tensor) -> None:
+        b = examples.number
         most = max(1, _KEPT // b)
         if rows.shape[1] > most:  # drawn, always alike: evenly spaced ones would be of the same units
             drawn = torch.Generator().manual_seed(0)
             columns = torch.randint(rows.shape[1], (most,), generator=drawn, device="cpu")
-            rows = rows[:, columns.to(z.device)]
-        now = rows.to(widest(z), copy=True)  # copied: an activation may be computed in place
-        key = layer, self.calls[layer]
+            rows = rows[:, columns.to(rows.device)]
+        now = rows.to(widest(rows), copy=True)  # copied: an activation may be computed in place
+        key = layer, examples, self.calls[layer]
         before = self.last.get(key)
         self.last[key] = now
         if before is None or before.shape != now.shape:
@@ -58,18 +87,20 @@ class MeasuredShares:
         others = (before.sum(0) * now.sum(0) - same) / (b - 1)
         squares = (before.square().sum(0) + now.square().sum(0)) / 2
         found = torch.stack([x.mean() / b for x in (squares, others, same)])
-        self.sums[layer] = self.sums[layer] + found if layer in self.sums else found
+        sums = self.sums.setdefault(layer, {})
+        sums[examples] = sums[examples] + found if examples in sums else found
 
-    def of(self, layer: Layer) -> Shares:
-        """Return the shares of a layer; NaN if it was run less than twice, or nothing flows."""
-        sums = self.sums.get(layer)
+    def of(self, layer: Layer, examples: Examples | None = None) -> Shares:
+        """Return the shares of a layer; NaN if it was run less than twice, or nothing flows.
+
+        Args:
+            layer: what was measured.
+            examples: where the trace says that it has its examples; None: where the batch has them.
+        """
+        found = self.sums.get(layer, {})
+        place = examples or Examples(0, self.examples)
+        sums = next(iter(found.values()), None) if layer.time_first else found.get(place)
         if sums is None or not float(sums[0]) > 0:
             return Shares()
         _, common, kept = (sums / sums[0]).tolist()
         return Shares(kept - common, 1 - kept)
-
-
-def _examples_first(z: Tensor) -> Tensor:
-    """Swap steps and examples; packed queries, keys and values have a dimension before both."""
-    z = z.squeeze(0) if z.dim() > 3 else z
-    return z.transpose(0, 1) if z.dim() > 2 else z
