@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 import unitvar
@@ -153,3 +154,56 @@ def test_little_signal_gets_advice_and_skips_take_it_away() -> None:
         assert unitvar.plan(fine, x).advice == ()
     skips = nn.Sequential(nn.Linear(32, 192), *(Residual() for _ in range(6)), nn.Linear(192, 10))
     assert unitvar.plan(skips, x).advice == ()
+
+
+class Narrow(nn.Module):
+    """Self-attention over more tokens than heads have features: an average leans to where its query points."""
+
+    def __init__(self, spelling: str, dropout: float) -> None:
+        super().__init__()
+        self.spelling, self.dropout = spelling, dropout
+        self.q, self.k, self.v, self.out = (nn.Linear(32, 32, bias=False) for _ in range(4))
+        self.packed = nn.MultiheadAttention(32, 4, dropout, bias=False, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.spelling in ("packed", "packed, with weights"):
+            return self.packed(x, x, x, need_weights=self.spelling != "packed")[0]  # type: ignore[no-any-return]
+        q, k, v = (part(x).unflatten(-1, (4, 8)).transpose(1, 2) for part in (self.q, self.k, self.v))
+        if self.spelling == "fused":
+            y = F.scaled_dot_product_attention(q, k, v, dropout_p=self.dropout)
+        else:
+            y = F.dropout((q @ k.mT / 8**0.5).softmax(-1), self.dropout) @ v
+        return self.out(y.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
+
+
+ATTENTION = ("packed", "packed, with weights", "fused", "written")
+
+
+@pytest.mark.parametrize("spelling", ATTENTION)
+def test_attention_without_dropout_adds_no_noise(spelling: str) -> None:
+    *_, last = unitvar.plan(Narrow(spelling, 0.0), torch.zeros(8, 24, 32), inputs="standard")
+    assert last.noise == pytest.approx(0, abs=1e-12)
+    assert last.signal == pytest.approx(1, abs=1e-12)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_narrow_attention_is_as_predicted_in_every_spelling(dropout: float) -> None:
+    plans = [unitvar.plan(Narrow(s, dropout), torch.zeros(8, 24, 32), inputs="standard") for s in ATTENTION]
+    *_, first = plans[0]
+    for plan in plans:
+        *_, last = plan
+        for name in ("second", "signal", "noise"):
+            assert getattr(last, name) == pytest.approx(getattr(first, name), rel=1e-6, abs=1e-9), name
+    found = []
+    for seed in range(12):
+        torch.manual_seed(seed)
+        model = Narrow("written", dropout)
+        unitvar.initialize_(model, torch.zeros(8, 24, 32), inputs="standard")
+        x = torch.randn(64, 24, 32)
+        with torch.no_grad():
+            z = model(x)
+            found.append((float(z.square().mean()), *by_hand(model, x)["out.weight"]))
+    second, signal, noise = torch.tensor(found).mean(0).tolist()
+    assert second == pytest.approx(1, rel=0.04)
+    assert signal == pytest.approx(first.signal, rel=0.04)
+    assert noise == pytest.approx(first.noise, rel=0.15, abs=0.005)

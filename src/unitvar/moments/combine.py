@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from unitvar.moments import axes as labels
-from unitvar.moments.correlation import KINDS
+from unitvar.moments.correlation import KINDS, Tilt
 from unitvar.moments.signal import Signal
 
 __all__ = ["added", "broadcast", "centred", "contracted", "joined_axes", "multiplied", "stacked"]
@@ -67,7 +67,7 @@ def added(a: Signal, b: Signal, shape: tuple[int, ...], *, axes: str = "") -> Si
     a, b = broadcast(a, shape, axes), broadcast(b, shape, axes)
     mean = a.mean + b.mean
     pairs = {k: mean**2 + a.pair(k) - a.mean**2 + b.pair(k) - b.mean**2 for k in KINDS}
-    return a.related(pairs, mean=mean, second=mean**2 + a.var + b.var, total=None, tilt=(0.0, 0.0))
+    return a.related(pairs, mean=mean, second=mean**2 + a.var + b.var, total=None, tilt=None)
 
 
 def stacked(parts: Sequence[Signal], shape: tuple[int, ...], axes: str) -> Signal:
@@ -125,26 +125,26 @@ def contracted(
         return found
 
     # Attention, whichever way its product is written: weights lean towards values that are like the query.
-    weights, values, dim = (b, a, 0) if any(b.tilt) else (a, b, 1)
-    tilts = weights.tilt if len(over) == 1 and not _is_weight(values) else (0.0, 0.0)
-    own = values.second - values.along(over[0][dim]) if any(tilts) else 0.0
-    second = total(a.second, b.second, None, None) + own * tilts[0]
-    pairs = {k: total(a.pair(k), b.pair(k), k, k) for k in ("examples", "masks")}
+    weights, values, dim = (b, a, 0) if b.tilt else (a, b, 1)
+    tilt = weights.tilt if len(over) == 1 and not _is_weight(values) else None
+    more = tilt.scaled(values.second - values.along(over[0][dim])) if tilt else Tilt()
+    second = total(a.second, b.second, None, None) + more.own
+    pairs = {
+        "examples": total(a.pair("examples"), b.pair("examples"), "examples", "examples") + more.examples,
+        "masks": total(a.pair("masks"), b.pair("masks"), "masks", "masks") + more.masks,
+    }
     rows_of_b = "p" in axes and "p" not in [c for i, c in enumerate(a.axes) if i not in {d for d, _ in over}]
     for kind in _FREE:
         if rows_of_b:
-            pairs[kind] = total(a.second, b.pair(kind), None, kind) + own * tilts[1]
+            pairs[kind] = total(a.second, b.pair(kind), None, kind) + more.positions
         else:
-            pairs[kind] = total(a.pair(kind), b.second, kind, None) + own * tilts[1]
+            pairs[kind] = total(a.pair(kind), b.second, kind, None) + more.positions
     if free is not None:
         pairs["features"] = total(a.second, b.along(free), None, labels.KIND.get(b.axes[free], "features"))
     elif "f" in [c for i, c in enumerate(a.axes) if i not in {d for d, _ in over}]:  # keys, when heads are mixed
         pairs["features"] = total(a.pair("features"), b.second, "features", None)
     else:
         pairs["features"] = mean**2
-    rank = 0.0
-    if _is_weight(b):  # its rows mix what there is
-        rank = 1 / (1 / max(1, shape[-1] if shape else 1) + 1 / a.participating)
     return a.related(
         pairs,
         mean=mean,
@@ -153,8 +153,8 @@ def contracted(
         axes=axes,
         profile=None,
         total=None,
-        tilt=(0.0, 0.0),
-        rank=rank,
+        tilt=None,
+        mixed=a.participating if _is_weight(b) else 0.0,
     )
 
 

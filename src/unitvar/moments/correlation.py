@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["CONSTANT", "KINDS", "UNRELATED", "Correlation"]
+__all__ = ["CONSTANT", "KINDS", "UNRELATED", "Correlation", "Tilt"]
 
 
 class Correlation(NamedTuple):
@@ -35,3 +35,26 @@ class Correlation(NamedTuple):
 KINDS = Correlation._fields
 UNRELATED = Correlation()
 CONSTANT = Correlation(examples=1.0, masks=1.0)  # of numbers that every run meets alike
+
+
+class Tilt(NamedTuple):
+    """Hold what the output of attention gains because keys and values come from the same tokens.
+
+    A query gives more weight to tokens that are aligned with it, so what it gains points where the query does, and two
+    outputs gain in common what their queries have in common.
+
+    Attributes:
+        own: what the second moment gains.
+        positions: what E x_1 x_2 gains for two queries.
+        examples: the same for two examples.
+        masks: the same for two runs with masks of their own.
+    """
+
+    own: float = 0.0
+    positions: float = 0.0
+    examples: float = 0.0
+    masks: float = 0.0
+
+    def scaled(self, factor: float) -> Tilt:
+        """Return so many times as much."""
+        return Tilt(*(factor * gain for gain in self))

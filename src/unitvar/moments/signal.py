@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from unitvar.moments import axes as labels
-from unitvar.moments.correlation import KINDS, UNRELATED, Correlation
+from unitvar.moments.correlation import KINDS, UNRELATED, Correlation, Tilt
 from unitvar.moments.law import Axis, Field, constant, gaussian
 from unitvar.shown import html_table, number
 
@@ -95,12 +95,12 @@ class Signal:
         total: the sum of a row along the last dimension, where it is known: 1 after a softmax.
         width: of the scores of attention, how many features the tokens have.
         terms: of the scores of attention, how many products each is a sum of.
-        tilt: of the weights of attention, what its output gains because keys and values come from the same tokens; and
-            what two of its outputs gain.
+        tilt: of the weights of attention, what its output gains because keys and values come from the same tokens; None
+            for what gains nothing.
         parts: the tensors that were joined, as long as nothing has mixed them.
         joined: along which dimension.
         sum_of: of a sum, what was added, each with its factor: a term that comes again is no other one.
-        rank: how many of its features have a life of their own, (tr Σ)² / tr Σ² for their covariance Σ; 0: all of them.
+        mixed: how many features with a life of their own each of its features was mixed from; 0: each has its own.
         statistic: the number that it nearly is, if it is an average over many elements, such as a variance; else 0.
         average_of: the tensor that it is the mean of.
         winners: of a gradient that goes to the largest of some elements, how many these are, negative for the smallest;
@@ -124,11 +124,11 @@ class Signal:
     total: float | None = field(default=None, kw_only=True, repr=False, compare=False)
     width: float = field(default=0.0, kw_only=True, repr=False, compare=False)
     terms: int = field(default=0, kw_only=True, repr=False, compare=False)
-    tilt: tuple[float, float] = field(default=(0.0, 0.0), kw_only=True, repr=False, compare=False)
+    tilt: Tilt | None = field(default=None, kw_only=True, repr=False, compare=False)
     parts: tuple[Signal, ...] = field(default=(), kw_only=True, repr=False, compare=False)
     joined: int = field(default=0, kw_only=True, repr=False, compare=False)
     sum_of: tuple[tuple[float, Signal], ...] = field(default=(), kw_only=True, repr=False, compare=False)
-    rank: float = field(default=0.0, kw_only=True, repr=False, compare=False)
+    mixed: float = field(default=0.0, kw_only=True, repr=False, compare=False)
     statistic: float = field(default=0.0, kw_only=True, repr=False, compare=False)
     average_of: Origin | None = field(default=None, kw_only=True, repr=False, compare=False)
     winners: float = field(default=0.0, kw_only=True, repr=False, compare=False)
@@ -168,9 +168,9 @@ class Signal:
 
     @property
     def participating(self) -> float:
-        """Return the features of a position that have a life of their own."""
+        """Return how many features of a position have a life of their own: (tr Σ)² / tr Σ² for their covariance Σ."""
         n = float(labels.features_in(self.inside))
-        return min(self.rank, n) if self.rank else n
+        return 1 / (1 / n + 1 / self.mixed) if self.mixed else n
 
     def pair(self, kind: str) -> float:
         """Return E x_1 x_2 for a kind of pair: "features", "positions", "neighbours", "examples" or "masks"."""
@@ -226,7 +226,7 @@ class Signal:
     def scaled(self, factor: float, **changes: Any) -> Signal:
         """Multiply the tensor by a number."""
         total = None if self.total is None else self.total * factor
-        tilt = self.tilt[0] * factor**2, self.tilt[1] * factor**2
+        tilt = None if self.tilt is None else self.tilt.scaled(factor**2)
         made = {"mean": self.mean * factor, "second": self.second * factor**2, "total": total, "tilt": tilt}
         return self.like(**{**made, **changes})
 

@@ -107,13 +107,16 @@ def _sum(a: Signal, b: Signal, alpha: float, shape: tuple[int, ...]) -> Signal:
         made = made.related(pairs, mean=made.mean + off, second=second, shape=shape)
     else:
         made = added(a, b.scaled(alpha, path=b.path), shape)
-    return made.like(sum_of=tuple(terms.values()) if len(terms) <= _TERMS else (), rank=_rank(a, b, alpha))
+    return made.like(sum_of=tuple(terms.values()) if len(terms) <= _TERMS else (), mixed=_mixed(a, b, alpha))
 
 
-def _rank(a: Signal, b: Signal, alpha: float) -> float:
-    """Return the rank of a sum of independent terms, whose covariances add."""
+def _mixed(a: Signal, b: Signal, alpha: float) -> float:
+    """Return what the features of a sum are mixed from: the covariances of independent terms add."""
+    if a.mixed == b.mixed and a.path.last == b.path.last:  # parts of one tensor, as in rotary positions
+        return a.mixed
     va, vb = a.var, b.var * alpha**2
-    return (va + vb) ** 2 / (va**2 / a.participating + vb**2 / b.participating) if va + vb > 0 else 0.0
+    apart = sum(var**2 / term.mixed for var, term in ((va, a), (vb, b)) if term.mixed)
+    return (va + vb) ** 2 / apart if apart else 0.0
 
 
 def number_for_statistic(x: Signal) -> Signal:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from unitvar.moments.correlation import Tilt
 from unitvar.moments.ops.linear import matmul, matmul_gradient
 from unitvar.moments.ops.noise import dropped, dropped_gradient
 from unitvar.moments.ops.simplex import SoftmaxMoments, softmax_moments
@@ -85,10 +86,15 @@ def softmax(x: Signal, dim: int, *_: Any) -> Signal:
     }
     kind = {"f": "features", "p": "positions", "b": "examples"}[along]
     pairs[kind] = (1 - squares) / (size * (size - 1)) if size > 1 else 1.0
-    tilt = spread * (1 - squares) ** 2 / x.width if x.width and along == "f" else 0.0
+    tilt = None
+    if x.width and along == "f":
+        # Scores are products of queries and keys: in other examples, and under other masks, both are others.
+        alike = (max(0.0, rho) for rho in (correlation.examples, correlation.masks))
+        tilt = Tilt(1.0, max(0.0, correlation.positions), *map(math.sqrt, alike))
+        tilt = tilt.scaled(spread * (1 - squares) ** 2 / x.width)
     made = x.related(pairs, mean=1.0 / size, second=second, profile=None, seen=(1.0,), width=0, terms=0)
     last = dim == len(x.shape) - 1
-    return made.like(total=1.0 if last else None, tilt=(tilt, tilt * max(0.0, correlation.positions)))
+    return made.like(total=1.0 if last else None, tilt=tilt)
 
 
 @builtin("log_softmax", "_log_softmax", "special_log_softmax", word="logsoftmax")

@@ -129,10 +129,10 @@ def _convolved(x: Signal, weight: Signal, fan_in: float, channels: int, taps: Ta
     beside = x.pair("neighbours") if spatial == "p" else common
     pairs |= {"positions": total(common, taps.common), "neighbours": total(beside, taps.beside), "features": mean**2}
     second = max(total(x.second, taps.seen), mean**2)
-    rank = 1 / (1 / channels + 1 / (x.participating * max(1.0, taps.seen)))
     return x.related(
-        pairs, mean=mean, second=second, shape=shape, axes=axes, profile=taps.profile, total=None, rank=rank
-    )
+        pairs, mean=mean, second=second, shape=shape, axes=axes, profile=taps.profile, total=None,
+        mixed=x.participating * max(1.0, taps.seen),
+    )  # fmt: skip
 
 
 def _transposed_taps(x: Signal, weight: Signal, stride: Any, padding: Any, extra: Any, dilation: Any) -> Taps:

@@ -119,11 +119,7 @@ def _turned(a: Signal, rows: Sequence[int], column: int) -> Signal:
 
 def _width(keys: Signal) -> float:
     """Count the features of a token that keys were made of, those of all heads together."""
-    n = features_in(keys.inside)
-    if not keys.rank:
-        return float(n)
-    left = 1 / keys.participating - 1 / n  # what the weight's own rows have added is taken off again
-    return 1 / left if left > 1e-9 else float(n)
+    return keys.mixed or float(features_in(keys.inside))
 
 
 def _addmm_backward(c: Signal, a: Signal, b: Signal, *_: Any) -> tuple[float, ...]:
@@ -241,7 +237,7 @@ def _product(a: Signal, first: str, b: Signal, second: str, later: str) -> tuple
 
 
 def _flat(x: Signal) -> Signal:
-    return x.like(tilt=(0.0, 0.0))
+    return x.like(tilt=None)
 
 
 def _bilinear_connection(args: Sequence[Any], position: int, operand: Any) -> Connection | None:

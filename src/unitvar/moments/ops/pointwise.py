@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from unitvar._torch import schema_of
-from unitvar.moments.axes import features_in
 from unitvar.moments.combine import broadcast, joined_axes
 from unitvar.moments.joint import described, is_gaussian
 from unitvar.moments.law import Axis, Field, quantiles
@@ -195,10 +194,9 @@ def _finished(call: Call, operands: list[Signal], law: Field, shape: tuple[int, 
         terms=max(x.terms for x in operands),
     )  # fmt: skip
     made = made.but(correlation=correlation, statistic=_statistic(operands, law))
-    if first.rank:  # what is not linear in it decorrelates features
-        n = float(features_in(made.inside))
+    if first.mixed:  # what is not linear in it decorrelates features
         share = law.linear_share(made.var) ** 2
-        made = made.but(rank=1 / (1 / n + share * max(0.0, 1 / first.participating - 1 / n)))
+        made = made.but(mixed=first.mixed / share if share > 1e-9 else 0.0)
     return _spread(made, operands, shape, axes) if law.large is None else made
 
 
