@@ -288,9 +288,7 @@ def test_tasks_are_disjoint_standardised_and_shaped_alike(tmp_path: Path) -> Non
 def test_a_tiny_study_runs_resumes_and_writes_its_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, out, page = small_data(tmp_path / "data"), tmp_path / "out", tmp_path / "page.md"
     monkeypatch.setattr(search, "START", {"adamw": range(-6, -3)})
-    monkeypatch.setattr(
-        "unitvar_reproduction.experiments.training.experiment.processes", lambda size: together()
-    )  # no new processes
+    monkeypatch.setattr("unitvar_reproduction.sweep.run.processes", lambda size: together())  # no new processes
     parts = ("size", "overview", "calls", "tables", "advice", "gains", "pictures")
     page.write_text("".join(f"<!-- {name} -->\n<!-- end -->\n" for name in parts))
     options = {"families": ("autoencoder",), "optimisers": ("adamw",), "steps": 3, "seeds": 2, "workers": 1}

@@ -22,7 +22,7 @@ from unitvar_reproduction.experiments import comparison
 from unitvar_reproduction.experiments.comparison import NAMES, grid, repeats
 from unitvar_reproduction.experiments.mlp import Trial, run_trial
 from unitvar_reproduction.statistics import Estimate, estimate
-from unitvar_reproduction.sweep.run import finished, sweep
+from unitvar_reproduction.sweep.run import finished, shared_pool, sweep
 
 __all__ = ["Digits", "paired", "stages"]
 
@@ -90,9 +90,10 @@ class Digits:
             return [replace(trial, epochs=self.epochs) for trial in trials]
 
         records: dict[str, list[dict[str, Any]]] = {}
-        for label, trials in stages(self.scale, self.seeds, lambda trials: finished(at_length(trials), folder)):
-            options = {"label": f"digits, {label}", "workers": self.workers, "ray": self.ray}
-            records[label] = sweep(run_trial, at_length(trials), folder, console, **options)  # type: ignore[arg-type]
+        with shared_pool(self.workers, self.ray) as pool:
+            for label, trials in stages(self.scale, self.seeds, lambda trials: finished(at_length(trials), folder)):
+                options = {"label": f"digits, {label}", "workers": self.workers, "pool": pool}
+                records[label] = sweep(run_trial, at_length(trials), folder, console, **options)  # type: ignore[arg-type]
         rows = comparison.summarise(records["tuning"] + records["more seeds"], TARGET)
         claims = paired(records["smaller claims"])
         console.print(comparison.table(rows, "8x8 digits: each initialisation at its tuned rate"))

@@ -8,7 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import BrokenExecutor
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
@@ -75,7 +75,7 @@ def sweep(
     device: str = "cpu",
     settled: Callable[[Config], object] = lambda config: None,
     ran: Mapping[str, object] | None = None,
-    pool: Pool | None = None,
+    pool: Callable[[], Pool] | None = None,
 ) -> list[dict[str, Any]]:
     """Run every trial that has no result yet, each on one thread, and return all results in order.
 
@@ -93,7 +93,7 @@ def sweep(
         device: what trials need a core of, or a GPU of the cluster if it is "cuda".
         settled: called with a trial when its result is on disk.
         ran: what to note of how the trials ran, beside versions and hardware.
-        pool: where to run them, if it is there already: many short sweeps need not start processes each.
+        pool: gives the pool to run them in, from :func:`shared_pool`; default: one for this sweep.
 
     Returns:
         For each config the saved record, with ``config`` and what the trial returned.
@@ -110,10 +110,9 @@ def sweep(
             if not wanted:  # it may have been killed just before it was settled
                 settled(config)
     if todo:
-        most = workers or (os.cpu_count() if device == "cpu" else 1) or 1  # a GPU may have room for one
-        size = min(most, len(todo))
+        size = min(_most(workers, device), len(todo))
         progress = SweepView(label, configs, done=len(configs) - len(todo))
-        with _pool(pool, size, workers, ray, device) as running, progress.shown(console):
+        with nullcontext(pool()) if pool else _started(size, workers, ray, device) as running, progress.shown(console):
             progress.size = running.size
             for config, result in _results(running, functools.partial(_measure, trial, ran or {}), todo, progress):
                 if place.first:
@@ -123,11 +122,20 @@ def sweep(
     return store.load(configs)
 
 
-def _pool(
-    given: Pool | None, size: int, workers: int | None, ray: str | None, device: str
-) -> AbstractContextManager[Pool]:
-    if given is not None:
-        return nullcontext(given)
+@contextmanager
+def shared_pool(
+    workers: int | None = None, ray: str | None = None, device: str = "cpu"
+) -> Iterator[Callable[[], Pool]]:
+    """Give a function that starts a pool when it is first called, for sweeps that need not start processes each."""
+    with ExitStack() as stack:
+        yield functools.cache(lambda: stack.enter_context(_started(_most(workers, device), workers, ray, device)))
+
+
+def _most(workers: int | None, device: str) -> int:
+    return workers or (os.cpu_count() if device == "cpu" else 1) or 1  # a GPU may have room for one
+
+
+def _started(size: int, workers: int | None, ray: str | None, device: str) -> AbstractContextManager[Pool]:
     if replica().count > 1:
         return together()
     return ray_cluster(ray, workers, device) if ray else processes(size)

@@ -20,6 +20,7 @@ from unitvar_reproduction.sweep.run import (
     finished,
     forget_checkpoint,
     forget_checkpoints,
+    shared_pool,
     sweep,
 )
 from unitvar_reproduction.training import checkpoint
@@ -100,19 +101,20 @@ class StagedSweep(ABC):
         """Train stage by stage; return what went wrong in one, without which it is not known what comes next."""
         folder = self.data_dir and self.data_dir.resolve()  # trials may run elsewhere
         trial = functools.partial(self.runner(), data_dir=folder, device=self.device, compiled=self.compiled)
-        where = {"workers": self.workers, "ray": self.ray, "device": self.device}
-        settled = functools.partial(forget_checkpoint, self.out)
         ran = {"device": self.device, "compiled": self.compiled, "processes": replica().count}
-        for label, trials in self.stages():
-            if self.ray is None:  # else the nodes of the cluster have device and data
-                check_device(self.device)
-                with replica().in_turn():  # so that one downloads, and the next finds it
-                    data.check(self.datasets(trials), self.data_dir, console)
-            label = f"{self.title}, {label}"
-            try:
-                sweep(trial, trials, self.folder, console, label=label, settled=settled, ran=ran, **where)  # type: ignore[arg-type]
-            except TrialError as error:
-                return error
+        where = {"workers": self.workers, "ray": self.ray, "device": self.device}
+        options = {"settled": functools.partial(forget_checkpoint, self.out), "ran": ran, **where}
+        with shared_pool(**where) as pool:  # type: ignore[arg-type]
+            for label, trials in self.stages():
+                if self.ray is None:  # else the nodes of the cluster have device and data
+                    check_device(self.device)
+                    with replica().in_turn():  # so that one downloads, and the next finds it
+                        data.check(self.datasets(trials), self.data_dir, console)
+                label = f"{self.title}, {label}"
+                try:
+                    sweep(trial, trials, self.folder, console, label=label, pool=pool, **options)  # type: ignore[arg-type]
+                except TrialError as error:
+                    return error
         forget_checkpoints(self.out)
         return None
 

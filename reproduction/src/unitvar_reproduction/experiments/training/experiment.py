@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,8 +31,7 @@ from unitvar_reproduction.experiments.training.section import overview
 from unitvar_reproduction.experiments.training.summary import summarise
 from unitvar_reproduction.experiments.training.trial import run_trial
 from unitvar_reproduction.networks.fill import FILLS
-from unitvar_reproduction.sweep.pools import processes, ray_cluster
-from unitvar_reproduction.sweep.run import sweep
+from unitvar_reproduction.sweep.run import shared_pool, sweep
 from unitvar_reproduction.sweep.store import Ledger
 
 __all__ = ["Training", "plan"]
@@ -148,10 +146,7 @@ class Training:
     def _train(self, console: Console) -> None:
         folder = self.data_dir and self.data_dir.resolve()  # trials may run elsewhere
         trial = functools.partial(run_trial, data_dir=folder)
-        size = self.workers or os.cpu_count() or 1
-        with (
-            ray_cluster(self.ray, self.workers) if self.ray else processes(size) as pool
-        ):  # one for all: they are short
+        with shared_pool(self.workers, self.ray) as pool:
             for cells in self.cells():
                 while todo := [t for cell in cells for t in following(cell, self._known(cell), self.seeds)]:
                     tasks.load(FAMILIES[todo[0].family].task, folder)  # here first: what is wrong with it is said once
