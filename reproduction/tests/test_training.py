@@ -20,7 +20,7 @@ from unitvar_reproduction.experiments.training.families import FAMILIES, MLPS, o
 from unitvar_reproduction.experiments.training.gains import advised, effective_gain
 from unitvar_reproduction.experiments.training.page import generated
 from unitvar_reproduction.experiments.training.search import Cell, chosen, following, inside, ladder
-from unitvar_reproduction.experiments.training.section import scoreboard
+from unitvar_reproduction.experiments.training.section import COLUMNS, matrix, scoreboard
 from unitvar_reproduction.experiments.training.trial import Trial
 from unitvar_reproduction.networks.fill import OPTIONS, fill_
 from unitvar_reproduction.statistics import estimate
@@ -334,6 +334,17 @@ def test_a_ledger_keeps_lines_by_config_and_names_a_bad_one(tmp_path: Path) -> N
     (tmp_path / "lstm.jsonl").write_text("{}\n", encoding="utf-8")
     with pytest.raises(ValueError, match=r"Line 1 of .*lstm\.jsonl is not a result"):
         ledger.load(trials)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_table_has_a_column_for_every_initialisation(family: str) -> None:
+    inits = [init for init in all_inits(family) if init not in ("default", ours(family))]
+    loss = {"mean": 1.0, "half_width": 0.1}
+    found = {"difference": {"mean": 0.25, "half_width": 0.125}, "verdict": "worse"}
+    rows = [{"family": family, "optimiser": "adamw", "init": i, "loss": loss, "minus default": found} for i in inits]
+    (cells,) = matrix(rows, "adamw").rows
+    usual = FAMILIES[family].usual
+    assert cells.count("+0.250 ± 0.125 *") == len(inits) + (usual in COLUMNS and usual in inits)
 
 
 def test_unknown_choices_are_named() -> None:

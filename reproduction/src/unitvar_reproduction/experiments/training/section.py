@@ -11,18 +11,18 @@ from unitvar_reproduction.experiments.training.summary import VERDICTS, claims
 from unitvar_reproduction.experiments.training.words import OPTIMISERS, title
 from unitvar_reproduction.statistics import Estimate
 
-__all__ = ["difference", "matrix", "overview", "scoreboard", "training"]
+__all__ = ["COLUMNS", "difference", "matrix", "overview", "scoreboard", "training"]
 
 Saved = Sequence[Mapping[str, Any]]
 HEADS = {"ours": "initialize_", "usual": "the usual one"}
 COLUMNS = (
-    *HEADS, "scaled", "damped", "unit", "zero", "embeddings", "lsuv", "he", "xavier", "measured", "mean", "paper",
-    "gain-2", "gain-0.8", "gain-0.7", "gain-0.6", "gain-0.5", "gain-0.4", "gain-0.35",
+    *HEADS, "scaled", "damped", "unit", "zero", "embeddings", "lsuv", "he", "xavier", "measured", "orthonormal", "mean",
+    "paper", "gain-2", "gain-0.8", "gain-0.7", "gain-0.6", "gain-0.5", "gain-0.4", "gain-0.35",
 )  # fmt: skip
 RIVALS = {
     "default": "",
     "usual": "the family's usual one",
-    **dict.fromkeys(("lsuv", "he", "unit", "mean", "measured", "gain-0.7", "gain-0.5", "gain-0.35"), ""),
+    **dict.fromkeys(("lsuv", "he", "unit", "mean", "measured", "orthonormal", "gain-0.7", "gain-0.5", "gain-0.35"), ""),
 }
 """What ``initialize_`` is counted against → its name, where it is not that of tables."""
 
