@@ -13,7 +13,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-import unitvar
 from tests.composition.spelling import assert_as_predicted, assert_same_plans, white
 
 WIDTH, HEADS, TOKENS = 64, 4, 24

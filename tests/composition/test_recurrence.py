@@ -148,16 +148,14 @@ class StackedCells(nn.Module):
 
 
 @pytest.mark.parametrize(("cell", "stack"), [(nn.LSTMCell, nn.LSTM), (nn.GRUCell, nn.GRU)], ids=["lstm", "gru"])
-def test_stacked_cells_leave_what_a_stack_of_layers_leaves(
-    cell: type[nn.Module], stack: type[nn.Module], depth: int = 3
-) -> None:
+def test_stacked_cells_leave_what_a_stack_of_layers_leaves(cell: type[nn.Module], stack: type[nn.Module]) -> None:
     """Within 20 %: a cell knows how much the steps below it have in common, not in which order they change."""
     x = white(16, STEPS, WIDTH)()
-    cells = unitvar.plan(StackedCells(cell, depth), x)
-    layers = unitvar.plan(Short(stack(WIDTH, WIDTH, depth, batch_first=True)), x)
+    cells = unitvar.plan(StackedCells(cell, 3), x)
+    layers = unitvar.plan(Short(stack(WIDTH, WIDTH, 3, batch_first=True)), x)
     for one, other in zip(cells, layers, strict=True):
         assert one.scale == pytest.approx(other.scale, rel=0.1), one.name
-    found = torch.tensor([hidden(StackedCells(cell, depth), x, "standard") for _ in range(4)])
+    found = torch.tensor([hidden(StackedCells(cell, 3), x, "standard") for _ in range(4)])
     error = float(found.std()) / math.sqrt(len(found))
     assert abs(float(found.mean()) - 1) <= 5 * error + 0.2, found
 
