@@ -195,6 +195,53 @@ def test_a_recurrence_may_start_from_a_state_of_unit_variance(kind: str, cells: 
     assert abs(float(found.mean()) - 1) <= 5 * error + 0.1, found
 
 
+class Handed(nn.Module):
+    """A layer that starts from the states that its caller hands it, as a decoder does."""
+
+    def __init__(self, kind: str, **options: int) -> None:
+        super().__init__()
+        self.kind = kind
+        self.layer = getattr(nn, kind)(WIDTH, WIDTH, batch_first=True, **options)
+        self.last = nn.Linear(options.get("proj_size", WIDTH), WIDTH)
+
+    def forward(self, x: Tensor, h: Tensor, c: Tensor) -> Tensor:
+        return self.last(self.layer(x, (h, c) if self.kind == "LSTM" else h)[0])  # type: ignore[no-any-return]
+
+
+@pytest.mark.filterwarnings("ignore:LSTM with projections")
+@pytest.mark.parametrize(("kind", "size"), [("LSTM", 0), ("GRU", 0), ("RNN", 0), ("LSTM", 24)])
+def test_a_state_that_is_handed_over_is_signal_and_reaches_the_gates(kind: str, size: int) -> None:
+    """Without dropout there is no noise, whatever a recurrence starts from; and a copied state tells nothing apart."""
+    options = {"proj_size": size} if size else {}
+    own = torch.randn(1, 64, size or WIDTH), torch.randn(1, 64, WIDTH)
+    model, x = Handed(kind, **options), torch.randn(64, 3, WIDTH)
+    last = unitvar.initialize_(model, (x, *own))["last.weight"]
+    assert last.noise == pytest.approx(0, abs=1e-6)
+    assert last.signal == pytest.approx(1, abs=0.05)
+    for layer in unitvar.measure(model, (x, *own)):
+        assert layer.variance == pytest.approx(layer.predicted_variance, rel=0.15), layer.label
+    same = (x[:1].expand_as(x).contiguous(), *(state[:, :1].expand_as(state).contiguous() for state in own))
+    assert unitvar.plan(model, same)["last.weight"].signal == pytest.approx(0, abs=0.02)
+
+
+def test_a_learned_state_is_common_to_all_examples() -> None:
+    class Learned(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.last = nn.GRU(WIDTH, WIDTH, batch_first=True), nn.Linear(WIDTH, WIDTH)
+            self.start = nn.Parameter(torch.randn(1, 1, WIDTH))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.last(self.layer(x, self.start.expand(-1, len(x), -1).contiguous())[0])  # type: ignore[no-any-return]
+
+    torch.manual_seed(0)
+    model, x = Learned(), torch.randn(64, 6, WIDTH)
+    last = unitvar.initialize_(model, x)["last.weight"]
+    assert last.noise == pytest.approx(0, abs=1e-6)
+    assert last.signal == pytest.approx(unitvar.measure(model, x)["last.weight"].signal, abs=0.05)
+    assert last.signal < 0.5
+
+
 def test_the_gates_of_a_written_lstm_are_what_was_predicted() -> None:
     """Within 10 %: one scale serves all steps, while the state grows over them."""
     assert_as_predicted(Equations, white(16, STEPS, WIDTH), tolerance=0.1, draws=8)

@@ -364,6 +364,60 @@ def test_there_are_no_shares_where_examples_alternate_with_positions() -> None:
     assert report["head.weight"].signal is None
 
 
+def test_rows_that_were_joined_are_examples() -> None:
+    """Both halves of a pair go through one network, as in contrastive learning. Twice one half is half of the pairs."""
+
+    class Siamese(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 32))
+
+        def forward(self, a: Tensor, b: Tensor) -> Tensor:
+            return self.body(torch.cat((a, b)))  # type: ignore[no-any-return]
+
+    torch.manual_seed(0)
+    model = Siamese()
+    a, b = torch.randn(2, 32, 16)
+    with torch.no_grad():
+        z = model.body[0](torch.cat((a, b)))
+    assert unitvar.measure(model, (a, b))["body.0.weight"].signal == pytest.approx(_share_of_examples(z), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    "last", [nn.Linear(16, 4), nn.Sequential(nn.ReLU(), nn.Linear(16, 4))], ids=["at once", "ReLU"]
+)
+def test_a_view_of_the_next_layer_hides_no_examples(last: nn.Module) -> None:
+    """Positions first: before a linear layer, torch makes rows of positions and examples."""
+
+    class Attended(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention, self.last = nn.MultiheadAttention(16, 4), last
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.last(self.attention(x, x, x, need_weights=False)[0])  # type: ignore[no-any-return]
+
+    torch.manual_seed(0)
+    model, x = Attended().double(), torch.randn(1, 8, 16).double() + torch.randn(12, 8, 16).double()
+    with torch.no_grad():
+        z = model.attention(x, x, x)[0].transpose(0, 1)
+    found = unitvar.measure(model, x)
+    assert found["attention.out_proj.weight"].signal == pytest.approx(_share_of_examples(z), rel=1e-9)
+
+
+def test_attention_with_a_forward_of_its_own_may_have_examples_first() -> None:
+    class Own(nn.MultiheadAttention):
+        def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+            q, k, v = F.linear(x, self.in_proj_weight).chunk(3, -1)  # type: ignore[arg-type]
+            return self.out_proj(F.scaled_dot_product_attention(q, k, v))
+
+    torch.manual_seed(0)
+    model, x = Own(16, 1).double(), torch.randn(8, 12, 16).double() + torch.randn(8, 1, 16).double() + 0.5
+    with torch.no_grad():
+        z = F.linear(x, model.in_proj_weight)  # type: ignore[arg-type]
+    assert unitvar.measure(model, x)["in_proj_weight"].signal == pytest.approx(_share_of_examples(z), rel=1e-9)
+
+
 def test_shares_are_of_all_units_where_a_pre_activation_is_too_large_to_keep() -> None:
     """Every other unit tells examples apart. Every 64th number, of 512 units, would be of those alone."""
     torch.manual_seed(0)

@@ -1,6 +1,6 @@
 """Examples that cannot be run: the error names what was given, what is allowed, and what to do."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import unitvar
+from unitvar.running.calling import copied, moved
 
 RUNS = [unitvar.plan, unitvar.initialize_, unitvar.measure]
 ALLOWED = "not a tensor, a tuple of positional arguments or a dict of keyword arguments. "
@@ -70,3 +71,22 @@ def test_a_seed_is_no_generator() -> None:
     with pytest.raises(TypeError, match=r"generator=3 is not a torch.Generator or None; for a seed, pass torch.Gen"):
         unitvar.initialize_(model, torch.zeros(2, 8), generator=3)  # type: ignore[arg-type]
     assert torch.equal(model.weight, before)
+
+
+def test_a_copy_keeps_what_is_there_twice_and_tells_the_rest_apart() -> None:
+    """Tensors that are made as they are read have the memory, and the id, of one that is gone."""
+
+    class Made(Mapping[str, Tensor]):
+        def __getitem__(self, key: str) -> Tensor:
+            return torch.full((64,), float(key))
+
+        def __iter__(self) -> Iterator[str]:
+            return map(str, range(20))
+
+        def __len__(self) -> int:
+            return 20
+
+    x = torch.ones(2)
+    for twice in (copied((x, {"again": x})), moved((x, {"again": x}), torch.device("meta"))):
+        assert twice[0] is twice[1]["again"] is not x
+    assert all((value == float(key)).all() for key, value in copied(Made()).items())

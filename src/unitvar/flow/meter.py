@@ -84,8 +84,10 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.layers: dict[tuple[str, int], Layer] = {}
         self.norms: dict[tuple[str, int], Moments] | None = {} if norms else None
         self.recurrent = {name for name, module in model.named_modules() if isinstance(module, nn.RNNBase)}
-        attention = {name for name, module in model.named_modules() if isinstance(module, nn.MultiheadAttention)}
-        self.time_first = self.recurrent | attention  # inside, whatever batch_first says
+        forward = nn.MultiheadAttention.forward
+        self.attention = {
+            name for name, module in model.named_modules() if getattr(type(module), "forward", 0) is forward
+        }
         self.gathering = Gathering(model)
         own = kept_parameters(model).items()
         self.tracker = ParameterTracker((name, p) for name, p in own if id(p) not in self.gathering.shards)
@@ -183,8 +185,8 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return
 
     def _layer(self, op: Op, name: str, position: int) -> Layer:
-        # The steps of a recurrence are one use of its weights.
-        if self.path() in self.recurrent:
+        path = self.path()
+        if path in self.recurrent:  # the steps of a recurrence are one use of its weights
             self.uses[name] = 1
         else:
             self.uses[name] += 1
@@ -192,7 +194,9 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if key not in self.layers:
             unit = RULES[op.name].units(position)
             self.layers[key] = Layer(name, self.uses[name], op.name.partition(".")[2], unit)
-            self.layers[key].time_first = self.path() in self.time_first
+            self.layers[key].inside = (
+                "recurrence" if path in self.recurrent else "attention" if path in self.attention else ""
+            )
         return self.layers[key]
 
     def _wait(self, fresh: _Fresh) -> None:

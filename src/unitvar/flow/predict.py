@@ -122,7 +122,13 @@ def _recurrent(node: Node, rule: Rule, found: Propagation) -> Iterator[tuple[str
     if len(rule.weights) > 1:  # of a cell, only the state it gives is known, not what its weights give
         return
     biases = {v.name: v for v in node.inputs if v.kind == "parameter" and len(v.shape) == 1}
-    for operand, x, _ in rule.recurrent(found.signal(node.args[0]), node.args, found.numbers.actual):
+    args = list(node.args)
+    at = (
+        max(i for i, a in enumerate(args) if isinstance(a, (tuple, list))) - 1
+    )  # before the weights: what it starts from
+    states = args[at] if isinstance(args[at], (tuple, list)) else (args[at],)
+    args[at] = tuple(found.signal(state) for state in states)
+    for operand, x, _ in rule.recurrent(found.signal(node.args[0]), args, found.numbers.actual):
         use = use_of(node, rule, 2, operand)
         if use is None:
             continue

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -51,24 +52,27 @@ class MeasuredShares:
     def __call__(self, layer: Layer, x: Tensor, z: Tensor) -> None:
         """Take a pre-activation in, as a sampler of the meter."""
         self.calls[layer] += 1
-        if max(self.calls[layer], layer.use) > _STEPS or not z.numel():
+        if max(self.calls[layer], layer.use) > _STEPS or z.dim() < 2 or not z.numel():
             return
-        if layer.time_first and z.dim() > 3:  # packed queries, keys and values
-            z = z.squeeze(0)
-        for examples in self._possible(layer, z):
-            dimension, number = examples
-            if number > 1 and z.dim() > 1 and z.shape[dimension] % number == 0:
-                self._compare(layer, examples, z.movedim(dimension, 0).reshape(number, -1))
+        for examples, rows in self._possible(layer, z):
+            if examples.number > 1:
+                self._compare(layer, examples, rows.reshape(examples.number, -1))
 
-    def _possible(self, layer: Layer, z: Tensor) -> set[Examples]:
-        if layer.time_first:  # whatever the batch begins with
-            return {Examples(1, z.shape[1]) if z.dim() > 2 else Examples(0, len(z))}
-        possible = {Examples(0, self.examples)}
-        if z.dim() > 2:
-            possible.add(Examples(0, z.shape[0]))
-            if layer.unit != 1:
-                possible.add(Examples(1, z.shape[1]))
-        return possible
+    def _possible(self, layer: Layer, z: Tensor) -> Iterator[tuple[Examples, Tensor]]:
+        """Give each arrangement that may be, with the examples first."""
+        first, n = z.shape[0], self.examples
+        merged = z.dim() == 2 and n > 0 and first % n == 0  # what the batch begins with, and what comes second
+        apart = z.reshape(n, -1, z.shape[1]) if merged else z.squeeze(0) if layer.inside and z.dim() > 3 else z
+        if layer.inside == "attention" or (layer.inside and z.dim() > 2):
+            if apart.dim() > 2:
+                yield Examples(1, apart.shape[1]), apart.transpose(0, 1)
+            return
+        yield Examples(0, first), z
+        if not layer.inside:
+            if n != first and n > 0 and first % n == 0:
+                yield Examples(0, n), z
+            if apart.dim() > 2 and layer.unit != 1:
+                yield Examples(1, apart.shape[1]), apart.transpose(0, 1)
 
     def _compare(self, layer: Layer, examples: Examples, rows: Tensor) -> None:
         b = examples.number
@@ -99,7 +103,7 @@ class MeasuredShares:
         """
         found = self.sums.get(layer, {})
         place = examples or Examples(0, self.examples)
-        sums = next(iter(found.values()), None) if layer.time_first else found.get(place)
+        sums = next(iter(found.values()), None) if layer.inside else found.get(place)
         if sums is None or not float(sums[0]) > 0:
             return Shares()
         _, common, kept = (sums / sums[0]).tolist()

@@ -68,16 +68,16 @@ class Layer:
         backward: of the gradient with respect to it.
         hooked: whether this run's gradient is already waited for.
         latest: the sum of squares of this run's pre-activation, by which a recomputed one is known.
-        time_first: whether steps come before examples in its pre-activations: in recurrences and nn.MultiheadAttention.
+        inside: "recurrence" or "attention" if it is in a module of torch's that has steps before examples; else "".
     """
 
-    __slots__ = ("alive", "backward", "forward", "hooked", "latest", "name", "op", "time_first", "unit", "use")
+    __slots__ = ("alive", "backward", "forward", "hooked", "inside", "latest", "name", "op", "unit", "use")
 
     def __init__(self, name: str, use: int, op: str, unit: int) -> None:
         self.name, self.use, self.op, self.unit = name, use, op, unit
         self.forward, self.backward = Tally(), Tally()
         self.alive: Tensor | None = None
-        self.hooked = self.time_first = False
+        self.hooked, self.inside = False, ""
         self.latest: Tensor | float = 0.0
 
     def give(self, z: Tensor) -> None:

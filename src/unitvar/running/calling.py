@@ -46,12 +46,12 @@ def copied(batch: Any) -> Any:
 
     A tensor that is there twice is so in the copy, too: attention asks whether its query is its key.
     """
-    copies: dict[int, Tensor] = {}
+    copies: dict[int, tuple[Tensor, Tensor]] = {}  # with what was copied, so that its id stays taken
 
     def copy_of(tensor: Tensor, _: str) -> Tensor:
         if id(tensor) not in copies:
-            copies[id(tensor)] = tensor.detach().clone().requires_grad_(tensor.requires_grad)
-        return copies[id(tensor)]
+            copies[id(tensor)] = tensor, tensor.detach().clone().requires_grad_(tensor.requires_grad)
+        return copies[id(tensor)][1]
 
     return mapped(batch, copy_of)
 
@@ -70,18 +70,21 @@ def check_real(model: nn.Module) -> None:
         )
 
 
-def moved(batch: Any, device: torch.device) -> Any:
-    """Move every tensor of a nested batch to a device."""
+def moved(batch: Any, device: torch.device, done: dict[int, Tensor] | None = None) -> Any:
+    """Move every tensor of a nested batch to a device; one that is there twice stays one."""
+    done = {} if done is None else done
     if isinstance(batch, Tensor):
-        return batch.to(device)
+        if id(batch) not in done:
+            done[id(batch)] = batch.to(device)
+        return done[id(batch)]
     if isinstance(batch, PackedSequence):
         return batch.to(device)  # type: ignore[arg-type]  # its stub knows only dtypes
     if isinstance(batch, dict):
-        return {key: moved(value, device) for key, value in batch.items()}
+        return {key: moved(value, device, done) for key, value in batch.items()}
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(moved(value, device) for value in batch))
+        return type(batch)(*(moved(value, device, done) for value in batch))
     if type(batch) in (tuple, list):
-        return type(batch)(moved(value, device) for value in batch)
+        return type(batch)(moved(value, device, done) for value in batch)
     # Mappings, lists and batches of other libraries know how to move themselves.
     return batch.to(device) if hasattr(batch, "to") else batch
 

@@ -1,5 +1,6 @@
 """Forward rules: each against the op itself on random numbers."""
 
+import math
 from collections.abc import Callable
 
 import pytest
@@ -8,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import unitvar
+from unitvar.moments.ops.simplex import softmax_moments
 
 SHAPE = (64, 8, 12, 12)
 
@@ -76,3 +78,15 @@ def test_a_rule_gives_what_the_op_does(name: str) -> None:
     assert layer.mean == pytest.approx(y.mean().item(), abs=0.02, rel=0.02)
     # A mean over 144 positions leaves 2048 numbers, whose square is known to 3 %.
     assert layer.second == pytest.approx(y.square().mean().item(), rel=0.12 if name == "mean" else 0.04)
+
+
+@pytest.mark.parametrize("var", [0.3, 30.0, 300.0, 900.0])
+@pytest.mark.parametrize("count", [3, 50])
+def test_moments_of_a_softmax_are_those_that_are_drawn(var: float, count: int) -> None:
+    """Of scores far apart, too, where one takes all."""
+    torch.manual_seed(0)
+    a = (torch.randn(100_000, count, dtype=torch.float64) * math.sqrt(var)).softmax(1)
+    squares = a.square().sum(1)
+    slopes = (a.square() * (1 - 2 * a + squares[:, None])).sum(1)
+    for drawn, expected in zip((squares, slopes), softmax_moments(var, count), strict=True):
+        assert abs(float(drawn.mean()) - expected) < 5 * float(drawn.std()) / len(drawn) ** 0.5 + 0.01 * expected

@@ -72,6 +72,7 @@ class Stack(NamedTuple):
         below: E h² of the state that is the input of the first layer, if it comes from another stack, else 0.
         others: the correlations of what the input gives to a gate with that of other runs, each with masks of its own.
         start: E h² and E c² of the states that all layers start from.
+        begun: the correlations of these states with those of other runs.
     """
 
     flavour: str
@@ -82,6 +83,7 @@ class Stack(NamedTuple):
     below: float = 0.0
     others: tuple[float, ...] = ()
     start: tuple[float, float] = (0.0, 0.0)
+    begun: tuple[float, ...] = ()
 
     @property
     def rounded(self) -> Stack:
@@ -93,6 +95,7 @@ class Stack(NamedTuple):
             below=float(f"{self.below:.2g}"),
             others=tuple(round(other, 3) for other in self.others),
             start=(float(f"{state:.2g}"), float(f"{cell:.2g}")),
+            begun=tuple(round(other, 3) for other in self.begun) if any(self.start) else (),
         )
 
 
@@ -167,7 +170,7 @@ class _Simulation:
                 x = x @ self._normal(x.shape[-1], self.gates) / math.sqrt(x.shape[-1])
             x = x * math.sqrt(layer.input) + self._normal(self.gates) * math.sqrt(layer.bias)
             weight = self._normal(_WIDTH, self.gates) * math.sqrt(layer.state / _WIDTH)
-            start = [self._normal(x.shape[1], _WIDTH) * math.sqrt(s) if s else None for s in self.stack.start]
+            start = [self._start(s, 2 * direction + i) if s else None for i, s in enumerate(self.stack.start)]
             h, c = _unrolled(self.stack.flavour, x.flip(0) if direction else x, weight, *start)
             states.append(h.flip(0) if direction else h)
             cells.append(c.flip(0) if direction else c)
@@ -190,6 +193,17 @@ class _Simulation:
         always = torch.randn(_BATCH, self.gates, generator=generator, device="cpu")
         fresh = torch.randn(self.stack.steps, _BATCH, self.gates, generator=generator, device="cpu")
         return fresh * math.sqrt(1 - shared) + always * math.sqrt(shared)
+
+    def _start(self, second: float, number: int) -> Tensor:
+        """Draw the states that the runs start from; those of other runs change no number of the first."""
+        one = self._normal(_BATCH, _WIDTH)
+        generator = torch.Generator().manual_seed(number)
+        begun = self.stack.begun or (0.0,) * len(self.stack.others)
+        others = (
+            one * math.sqrt(rho) + torch.randn(one.shape, generator=generator, device="cpu") * math.sqrt(1 - rho)
+            for rho in begun
+        )
+        return torch.cat([one, *others]) * math.sqrt(second)
 
     def _normal(self, *shape: int) -> Tensor:
         return torch.randn(shape, generator=self.generator, device="cpu")

@@ -88,10 +88,16 @@ class Stacked:
         return Stack(flavour, self.steps, _shared(x), self.directions, self.keep, _below(x))
 
 
-def _starting(states: Sequence[Signal]) -> tuple[float, float]:
-    """Return E h² and E c² of the states that a recurrence starts from; only an LSTM has both."""
+def _starting(states: Sequence[Signal], projected: float = 1.0) -> tuple[float, float]:
+    """Return E h², before a projection by rows of this squared norm, and E c², which only an LSTM has, at the start."""
     h, *c = (state.second for state in states)
-    return h, c[0] if c else 0.0
+    return h / max(projected, 1e-12), c[0] if c else 0.0
+
+
+def _begun(state: Signal) -> float:
+    """Return what the states of two examples have in common at the start; of an input, layers look like examples."""
+    pair = state.pair("positions" if state.axes == "bpf" else "examples")
+    return min(1.0, max(0.0, pair / state.second)) if state.second > 0 else 0.0
 
 
 def _projection(group: Sequence[Any]) -> Any:
@@ -169,8 +175,9 @@ def _stacked(flavour: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
             layers.append(_layer(group, scale))
             scale = _norm(_projection(group))
         others = _shared(x, "examples"), _shared(x, "masks")
-        stack = call.stack(flavour, x)._replace(others=others, start=_starting(call.start))
-        every = simulated(stack, layers)
+        begun = _begun(call.start[0]), _shared(call.start[0], "masks")
+        start = _starting(call.start, _norm(_projection(call.layers[0][0])))
+        every = simulated(call.stack(flavour, x)._replace(others=others, start=start, begun=begun), layers)
         made, width = every[-1], group[1].shape[-1]
         axes = ("pbf" if call.time_first else "bpf") if len(x.shape) == 3 else "pf" if len(x.shape) == 2 else x.axes
         out = x.like(mean=made.mean, second=made.second, shape=(*x.shape[:-1], width * call.directions), axes=axes,
@@ -186,15 +193,17 @@ def _stacked(flavour: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
         )
 
     def actual(x: Signal, args: Sequence[Any], read: Callable[[Any], Signal]) -> Iterator[Reaching]:
-        """Walk the layers with the weights that they have."""
+        """Walk the layers with the weights that they have, from the states that are given as signals."""
         call = Stacked.read(args)
-        stack, before, scale = call.stack(flavour, x), [], x.second
+        projection = _projection(call.layers[0][0])
+        start = _starting(call.start, _norm(None if projection is None else read(projection)))
+        stack, before, scale = call.stack(flavour, x)._replace(start=start), [], x.second
         for groups in call.layers:
             known = [read(w) for w in groups[0]]
             before.append(_layer(known, scale))
             made = simulated(stack, before)[-1]
             scale = _norm(_projection(known))
-            states = sum(made.states[:-1]) / len(made.states)  # a recurrence starts from zero
+            states = (start[0] + sum(made.states[:-1])) / len(made.states)
             for group in groups:
                 yield Reaching(group[0], x, 1.0)
                 if _projection(group) is not None:

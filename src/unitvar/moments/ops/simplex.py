@@ -52,8 +52,8 @@ def _moments(var: float, n: int) -> SoftmaxMoments:
     rest = np.exp((n - 1) * log_phi)
 
     def integral(k: int, values: Any) -> float:
-        """Return ∫ t^(k-1) values dt / (k-1)!, along log t."""
-        return float((np.exp(k * u) * values).sum() * step / math.factorial(k - 1))
+        """Return ∫ values dt / (t (k-1)!), along log t."""
+        return float(values.sum() * step / math.factorial(k - 1))
 
     squares = n * integral(2, psi[2] * rest)
     cubes = n * integral(3, psi[3] * rest)
@@ -65,7 +65,7 @@ def _moments(var: float, n: int) -> SoftmaxMoments:
 
 @lru_cache(maxsize=1024)
 def _transforms(var: float) -> tuple[Any, Any, dict[int, Any]]:
-    """Return log t, log φ(t) and t^k-free ψ_k(t) on a grid."""
+    """Return log t, log φ(t) and t^k ψ_k(t) on a grid."""
     std = math.sqrt(var)
     z = np.arange(-_REACH, _REACH + _STEP / 2, _STEP)
     weight = np.exp(-z * z / 2)
@@ -73,10 +73,11 @@ def _transforms(var: float) -> tuple[Any, Any, dict[int, Any]]:
     s = std * z
     # From where no score counts any more to where the largest of very many is all.
     u = np.arange(-std * _REACH - 30.0, std * _REACH + 5.0, min(0.25, 0.1 + std / 60))
-    damped = np.exp(-np.exp(np.minimum(u[:, None] + s, 50.0)))
-    phi = damped @ weight
+    x = np.minimum(u[:, None] + s, 50.0)
+    grown = np.exp(x)
+    phi = np.exp(-grown) @ weight
     with np.errstate(divide="ignore"):
         log_phi = np.log(phi)
-    # ψ_k times t^k stays of order one; it is divided out again by the caller's t^k, so both are kept apart.
-    psi = {k: (np.exp(k * s) * damped) @ weight for k in (2, 3, 4)}
+    # ψ_k alone overflows; times t^k it stays of order one.
+    psi = {k: np.exp(k * x - grown) @ weight for k in (2, 3, 4)}
     return u, log_phi, psi
