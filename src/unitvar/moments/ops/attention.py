@@ -77,8 +77,8 @@ def softmax(x: Signal, dim: int, *_: Any) -> Signal:
     along = x.axes[dim] if x.shape else "f"
 
     def both(rho: float) -> float:
-        """Two rows attend to the same in so far as their scores are alike, and at least as if evenly."""
-        return min(squares, evenly * math.exp(min(50.0, max(0.0, rho) * spread))) / size
+        """Two rows attend to the same in so far as their scores are alike: from evenly to one row, geometrically."""
+        return evenly * (max(squares, evenly) / evenly) ** max(0.0, rho) / size
 
     correlation = x.correlations
     pairs = {
