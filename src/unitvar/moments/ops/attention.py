@@ -78,7 +78,7 @@ def softmax(x: Signal, dim: int, *_: Any) -> Signal:
 
     def both(rho: float) -> float:
         """Two rows attend to the same in so far as their scores are alike: from evenly to one row, geometrically."""
-        return evenly * (max(squares, evenly) / evenly) ** max(0.0, rho) / size
+        return float(evenly * (max(squares, evenly) / evenly) ** max(0.0, rho) / size)
 
     correlation = x.correlations
     pairs = {
