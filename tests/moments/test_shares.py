@@ -250,3 +250,29 @@ def test_two_softmaxes_have_in_common_what_their_scores_have(count: int, rho: fl
     a, b = (t.softmax(1) for t in (z, rho * z + math.sqrt(1 - rho**2) * other))
     squares = float(a.square().sum(1).mean())
     assert float((a * b).sum(1).mean()) == pytest.approx((count * squares) ** rho / count, rel=0.02)
+
+
+def test_measure_knows_how_few_features_tokens_have() -> None:
+    """Tokens of 6 features in 32 channels: a query finds tokens like it, and attention gives twice as much."""
+
+    class Wide(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.attention = nn.Linear(6, 32, bias=False), Narrow("fused", 0.0)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.attention(self.first(x))  # type: ignore[no-any-return]
+
+    found = []
+    for seed in range(12):
+        torch.manual_seed(seed)
+        model = Wide()
+        for weight in model.parameters():
+            nn.init.normal_(weight, std=weight.shape[1] ** -0.5)
+        layer = unitvar.measure(model, torch.randn(16, 24, 6), runs=1)["attention.out.weight"]
+        assert layer.variance is not None
+        assert layer.predicted_variance is not None
+        found.append(layer.variance / layer.predicted_variance)
+    values = torch.tensor(found)
+    error = float(values.std()) / math.sqrt(len(values))
+    assert abs(float(values.mean()) - 1) < 4 * error + 0.05, values

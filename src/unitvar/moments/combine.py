@@ -160,7 +160,8 @@ def contracted(
 
 def _is_weight(x: Signal) -> bool:
     """Return True for what is the same at all positions and in all examples, and has no level of its own."""
-    return bool(min(x.correlations.positions, x.correlations.examples) == 1.0 and x.mean == 0)
+    level = x.mean**2 > 0.01 * x.second  # numbers that are there, unlike those that are to be drawn, have a small mean
+    return min(x.correlations.positions, x.correlations.examples) == 1.0 and not level
 
 
 def _subsets(n: int) -> list[tuple[int, ...]]:
