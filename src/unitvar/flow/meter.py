@@ -84,10 +84,8 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.layers: dict[tuple[str, int], Layer] = {}
         self.norms: dict[tuple[str, int], Moments] | None = {} if norms else None
         self.recurrent = {name for name, module in model.named_modules() if isinstance(module, nn.RNNBase)}
-        forward = nn.MultiheadAttention.forward
-        self.attention = {
-            name for name, module in model.named_modules() if getattr(type(module), "forward", 0) is forward
-        }
+        attention = ((name, m) for name, m in model.named_modules() if isinstance(m, nn.MultiheadAttention))
+        self.attention = {name for name, m in attention if type(m).forward is nn.MultiheadAttention.forward}
         self.gathering = Gathering(model)
         own = kept_parameters(model).items()
         self.tracker = ParameterTracker((name, p) for name, p in own if id(p) not in self.gathering.shards)

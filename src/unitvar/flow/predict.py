@@ -123,9 +123,8 @@ def _recurrent(node: Node, rule: Rule, found: Propagation) -> Iterator[tuple[str
         return
     biases = {v.name: v for v in node.inputs if v.kind == "parameter" and len(v.shape) == 1}
     args = list(node.args)
-    at = (
-        max(i for i, a in enumerate(args) if isinstance(a, (tuple, list))) - 1
-    )  # before the weights: what it starts from
+    # Before the list of weights stands what it starts from.
+    at = max(i for i, a in enumerate(args) if isinstance(a, (tuple, list))) - 1
     states = args[at] if isinstance(args[at], (tuple, list)) else (args[at],)
     args[at] = tuple(found.signal(state) for state in states)
     for operand, x, _ in rule.recurrent(found.signal(node.args[0]), args, found.numbers.actual):
