@@ -42,7 +42,8 @@ def _allowed(name: str) -> frozenset[str]:
         return frozenset()
     model = victim()
     before = snapshot(model)
-    kept = list(model.buffers())  # alive until the end: a new buffer in the memory of an old one would look unchanged
+    # Alive until the end: what is new would look unchanged in the memory of something old.
+    kept = [*model.buffers(), *(parameter.detach() for parameter in model.parameters())]
     bare(model, BATCHES)
     changed = frozenset(differences(before, snapshot(model)))
     del kept
