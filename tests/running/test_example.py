@@ -73,6 +73,16 @@ def test_a_seed_is_no_generator() -> None:
     assert torch.equal(model.weight, before)
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+@pytest.mark.parametrize("run", RUNS)
+def test_nested_tensors_are_refused_with_the_remedy(run: Callable[..., object], layout: torch.layout) -> None:
+    """Torch itself ended the process: an op that nested tensors do not have, under autograd."""
+    x = torch.nested.nested_tensor([torch.randn(3, 8), torch.randn(5, 8)], layout=layout)
+    with pytest.raises(TypeError, match=r"nested tensor.*to_padded_tensor"):
+        run(nn.Linear(8, 8), x)
+
+
 def test_a_copy_keeps_what_is_there_twice_and_tells_the_rest_apart() -> None:
     """Tensors that are made as they are read have the memory, and the id, of one that is gone."""
 

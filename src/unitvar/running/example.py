@@ -29,6 +29,11 @@ def check_example(example: Any) -> None:
         shown = repr(example) if plain else f"of type {type(example).__name__}"
         raise TypeError(f"The example is {shown}, not {_ALLOWED}. {remedy}")
     tensors = list(_tensors(example))
+    if any(t.is_nested for t in tensors):
+        raise TypeError(
+            "The example is a nested tensor, whose rows differ in length. Pass them padded, "
+            "x.to_padded_tensor(0.0), to a model that takes such a batch."
+        )
     if tensors and not any(t.numel() for t in tensors):
         shapes = ", ".join(str(tuple(t.shape)) for t in tensors)
         raise ValueError(f"The example is empty: it has shape {shapes}. Pass a batch with at least one example.")
