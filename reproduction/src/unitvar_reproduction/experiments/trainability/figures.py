@@ -12,11 +12,12 @@ from unitvar_reproduction.experiments.trainability.trial import DATASETS, INITS,
 
 __all__ = ["TITLES", "draw_rates", "draw_starts"]
 
+APART = 0.025  # decades between the points of two initialisations
 TITLES = {"mnist": "MNIST", "svhn": "SVHN", "cifar10": "CIFAR-10"}
 
 
 def draw_rates(rows: Sequence[Mapping[str, Any]], path: Path) -> Path:
-    """Draw the validation error against the rate: the mean over seeds, a band from the best to the worst seed.
+    """Draw the validation error against the rate: a point for each seed, a line through their means.
 
     Where training diverged the error is that of guessing, which a dotted line marks.
     """
@@ -50,17 +51,17 @@ def draw_rates(rows: Sequence[Mapping[str, Any]], path: Path) -> Path:
 
 
 def _error(ax: Any, row: Mapping[str, Any]) -> None:
-    rates = [found["rate"] for found in row["rates"]]
+    beside = 10 ** (APART * (INITS.index(row["init"]) - (len(INITS) - 1) / 2))  # so that no point hides another
+    rates = [found["rate"] * beside for found in row["rates"]]
     seeds = [
         [100 * (row["chance"] if error is None else error) for error in found["validation"].values()]
         for found in row["rates"]
     ]
     colour = _colour(row["init"])
-    ax.fill_between(rates, list(map(min, seeds)), list(map(max, seeds)), color=colour, alpha=0.15, linewidth=0)
-    ax.plot(rates, [sum(errors) / len(errors) for errors in seeds], color=colour, linewidth=1.2)
-    for found, errors in zip(row["rates"], seeds, strict=True):
+    ax.plot(rates, [sum(errors) / len(errors) for errors in seeds], color=colour, linewidth=0.8)
+    for rate, found, errors in zip(rates, row["rates"], seeds, strict=True):
         filled = colour if all(found["trained"].values()) else "none"  # hollow where a seed does not train
-        ax.plot([found["rate"]] * len(errors), errors, "o", markersize=3, color=colour, markerfacecolor=filled)
+        ax.plot([rate] * len(errors), errors, "o", markersize=3, color=colour, markerfacecolor=filled)
 
 
 def draw_starts(rows: Sequence[Mapping[str, Any]], path: Path) -> Path:

@@ -18,7 +18,7 @@ __all__ = ["generated", "trainability"]
 ANSWERS = {word: answer for answer, word in WORDS.items()}
 RATES = (
     "Points below the dotted line, the error of guessing, are networks that train. Each point is one seed: filled if "
-    "every seed trains at that rate, hollow if not. Lines are means; bands reach from the best seed to the worst.",
+    "every seed trains at that rate, hollow if not. Lines go through the means; points of one rate stand apart.",
     "Validation error against the learning rate for each initialisation, a panel for each data set and optimiser.",
 )
 STARTS = (
