@@ -39,7 +39,7 @@ SIZES: dict[str, dict[str, Any]] = {
     "medium": {"width": 32, "epochs": 20, "batch": 64},
     "paper": {},
 }
-MAPPED = {"paper": 1e-2, "he": 3e-3, "plan": 1e-2}  # Nesterov's best rates in the trainability map, so far on MNIST
+MAPPED = {"paper": 1e-2, "he": 3e-3, "plan": 1e-2}  # Nesterov's best rates in the trainability map, on MNIST
 WIDTH = Trial("adam", 1e-3, "paper", 0).width
 GUESSING = 0.9  # the error of a network that knows nothing
 DOUBT = 1e-3  # how often one that knows nothing may be taken for one that has learnt
