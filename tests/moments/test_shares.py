@@ -241,15 +241,17 @@ def test_noise_of_queries_moves_attention(everything: bool, dropout: float) -> N
     assert abs(float(values.mean()) - plan["out.weight"].noise) < 4 * error + 0.03, values
 
 
-@pytest.mark.parametrize("count", [4, 24])
+@pytest.mark.parametrize(("var", "count", "tolerance"), [(1, 4, 0.02), (1, 24, 0.02), (4, 24, 0.09), (4, 100, 0.15)])
 @pytest.mark.parametrize("rho", [0.2, 0.5, 0.9])
-def test_two_softmaxes_have_in_common_what_their_scores_have(count: int, rho: float) -> None:
-    """E Σ a a' = (n E Σ a²)^ρ / n: within 2 % of what is drawn, at unit variance."""
+def test_two_softmaxes_have_in_common_what_their_scores_have(
+    rho: float, var: float, count: int, tolerance: float
+) -> None:
+    """E Σ a a' = (n E Σ a²)^ρ / n, nearly: of scores that differ more, a little less."""
     torch.manual_seed(0)
-    z, other = torch.randn(2, 100_000, count)
+    z, other = torch.randn(2, 50_000, count) * math.sqrt(var)
     a, b = (t.softmax(1) for t in (z, rho * z + math.sqrt(1 - rho**2) * other))
     squares = float(a.square().sum(1).mean())
-    assert float((a * b).sum(1).mean()) == pytest.approx((count * squares) ** rho / count, rel=0.02)
+    assert float((a * b).sum(1).mean()) == pytest.approx((count * squares) ** rho / count, rel=tolerance)
 
 
 def test_measure_knows_how_few_features_tokens_have() -> None:
